@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from inspect import cleandoc
 
-__all__ = ["ConfigError", "Problem", "SafepointError"]
+__all__ = ["ConfigError", "EmbeddedStackError", "Problem", "SafepointError"]
 
 
 class SafepointError(Exception):
@@ -57,3 +57,12 @@ class ConfigError(SafepointError):
         problems = problems or tuple(facts.pop("problems", ()))  # type: ignore[arg-type]  # what __reduce__ hands back
         text = message if message is not None else "\n".join(str(problem) for problem in problems)
         super().__init__(text or self._template(), problems=problems, **facts)
+
+
+class EmbeddedStackError(SafepointError):
+    """The embedded {server} did not start: {reason}. Its log is {log}. To use a server of your own, set {variable}."""
+
+    server: str
+    reason: str
+    log: str
+    variable: str

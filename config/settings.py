@@ -1,6 +1,7 @@
 """What an operator sets, typed and frozen: every key, its default and what it accepts.
 
-Defaults are overridden by `safepoint.toml`, and that by `SAFEPOINT_*`. A URL or password is a secret: never printed, not even in an error.
+Defaults are overridden by `safepoint.toml`, and that by `SAFEPOINT_*`. A URL or a password is a secret: it is never
+printed, not even in an error.
 """
 
 from __future__ import annotations
