@@ -1,0 +1,102 @@
+-- Gives one worker the right to execute a step. Locks the run, then the step, then looks, then writes (P1).
+-- A repeat with the same token answers Claimed again (P4). Commits asynchronously: a claim lost in a crash of the server leaves
+-- the step ready, and the token in every later WHERE refuses the executor that believed in it (P5). An effect's claim is durable.
+CREATE FUNCTION safepoint.claim_v1(
+    p_run uuid, p_generation integer, p_path text, p_step text, p_iteration integer, p_lane text,
+    p_node text, p_token uuid, p_pid integer, p_pid_start bigint, p_timeout double precision,
+    p_seen integer, p_era text, p_settle jsonb DEFAULT NULL
+) RETURNS TABLE (
+    answer text, reason text, kind text, epoch integer, attempt integer, recoveries integer, tokens_so_far bigint,
+    input bytea, input_encoding text, pending_error jsonb, outcome jsonb, outcome_data bytea, outcome_encoding text,
+    first_claimed_at timestamptz, dispatched_at timestamptz, db_now timestamptz, state_version integer, generation integer, era text, seen integer, run jsonb,
+    run_input bytea, run_input_encoding text,
+    h_seq integer[], h_path text[], h_step text[], h_iteration integer[], h_kind text[], h_status text[], h_hash bytea[],
+    h_result bytea[], h_encoding text[], h_error jsonb, h_at timestamptz[]
+) LANGUAGE plpgsql
+SET search_path = safepoint, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    r runs%ROWTYPE;
+    s steps%ROWTYPE;
+    n nodes%ROWTYPE;
+    instant timestamptz;
+    no text;
+    again boolean := false;
+BEGIN
+    IF p_settle IS NOT NULL THEN PERFORM settle_v1(p_settle); END IF;
+    SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        answer := 'refused'; reason := 'stale: no such run'; RETURN NEXT; RETURN;
+    END IF;
+    SELECT * INTO s FROM steps WHERE run_id = p_run AND generation = p_generation AND path = p_path
+        AND step_id = p_step AND iteration = p_iteration FOR NO KEY UPDATE;
+    instant := now();
+    SELECT * INTO n FROM nodes WHERE node_id = p_node;
+    IF s.run_id IS NULL THEN no := 'stale: no such step';
+    ELSIF s.status = 'running' AND s.claim_token = p_token THEN again := true;
+    ELSIF s.status <> 'ready' THEN no := 'stale: ' || s.status;
+    ELSIF s.lane <> p_lane THEN no := 'stale: lane ' || s.lane;
+    ELSIF r.finished_at IS NOT NULL THEN no := 'stale: run is final';
+    ELSIF s.ready_at > instant THEN no := 'later';
+    ELSIF r.holds <> '{}' THEN no := 'held';
+    ELSIF r.paused_at IS NOT NULL THEN no := 'paused';
+    ELSIF r.ending IS NOT NULL THEN no := 'stale: run is ending';
+    ELSIF r.cancel_at IS NOT NULL AND NOT s.cleanup THEN no := 'stale: run is cancelling';
+    ELSIF r.deadline <= instant AND NOT s.cleanup THEN no := 'deadline';
+    ELSIF n.node_id IS NULL OR n.draining OR n.stopped_at IS NOT NULL THEN no := 'draining';
+    ELSIF NOT (r.flow || '@' || r.workflow_version = ANY (n.flows)) THEN no := 'version';
+    END IF;
+    IF no IS NOT NULL THEN
+        -- P14: a refusal never moves due_at later; one that only this node gives sends the step on its way again.
+        IF no IN ('draining', 'version') THEN
+            UPDATE steps SET due_at = least(due_at, now()), dispatched_at = NULL WHERE run_id = p_run AND generation = p_generation
+                AND path = p_path AND step_id = p_step AND iteration = p_iteration AND status = 'ready';
+        END IF;
+        answer := 'refused'; reason := no; RETURN NEXT; RETURN;
+    END IF;
+    IF s.kind <> 'effect' THEN PERFORM set_config('synchronous_commit', 'off', true); END IF;
+    IF NOT again THEN
+        UPDATE steps SET status = 'running', reason = NULL, due_at = NULL, claim_token = p_token, epoch = s.epoch + 1, owner = p_node,
+               owner_pid = p_pid, owner_pid_start = p_pid_start, claimed_at = instant, claimed_from = s.lane, lane = s.home_lane,
+               expires_at = instant + make_interval(secs => p_timeout), first_claimed_at = coalesce(s.first_claimed_at, instant)
+         WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration
+         RETURNING epoch, first_claimed_at INTO s.epoch, s.first_claimed_at;
+        IF r.status = 'waiting' THEN
+            UPDATE runs SET status = 'running', reason = NULL, updated_at = instant WHERE run_id = p_run;
+        END IF;
+    END IF;
+    answer := 'claimed'; kind := s.kind; epoch := s.epoch; attempt := s.attempt; recoveries := s.recoveries; tokens_so_far := s.tokens;
+    input := s.input; input_encoding := s.input_encoding; pending_error := s.pending_error;
+    outcome := s.outcome; outcome_data := s.outcome_data; outcome_encoding := s.outcome_encoding;
+    first_claimed_at := s.first_claimed_at; dispatched_at := s.dispatched_at; db_now := instant;
+    state_version := r.state_version; generation := r.generation; era := r.attempt || '.' || r.generation;
+    seen := CASE WHEN p_era = r.attempt || '.' || r.generation THEN p_seen ELSE -1 END;
+    run := jsonb_build_object('tenant', r.tenant_id, 'flow', r.flow, 'version', r.workflow_version, 'deadline', r.deadline,
+        'budget', r.budget, 'spent_tokens', r.spent_tokens, 'spent_usd', r.spent_usd, 'spent_retries', r.spent_retries,
+        'versions', r.versions, 'tags', r.tags, 'created_at', r.created_at, 'cancel_at', r.cancel_at, 'conversation', r.conversation_id);
+    IF seen < 0 THEN run_input := r.input; run_input_encoding := r.input_encoding; END IF;
+    SELECT array_agg(h.commit_seq ORDER BY h.commit_seq), array_agg(h.path ORDER BY h.commit_seq), array_agg(h.step_id ORDER BY h.commit_seq),
+           array_agg(h.iteration ORDER BY h.commit_seq), array_agg(h.kind ORDER BY h.commit_seq), array_agg(h.status ORDER BY h.commit_seq),
+           array_agg(h.input_hash ORDER BY h.commit_seq), array_agg(h.result ORDER BY h.commit_seq),
+           array_agg(h.result_encoding ORDER BY h.commit_seq), jsonb_agg(h.error ORDER BY h.commit_seq), array_agg(h.at ORDER BY h.commit_seq)
+      INTO h_seq, h_path, h_step, h_iteration, h_kind, h_status, h_hash, h_result, h_encoding, h_error, h_at
+      FROM steps h WHERE h.run_id = p_run AND h.commit_seq > seen AND h.generation = r.generation;
+    RETURN NEXT;
+END $$;
+
+-- P17: what this process published is due again only after redispatch_after; rows that somebody holds are skipped, so it never waits.
+CREATE FUNCTION safepoint.settle_v1(p_rows jsonb) RETURNS integer LANGUAGE plpgsql
+SET search_path = safepoint, pg_temp AS $$
+DECLARE
+    n integer;
+BEGIN
+    UPDATE steps t SET dispatched_at = x.sent, due_at = x.sent + make_interval(secs => x.after), dispatches = t.dispatches + 1
+      FROM (SELECT s.run_id, s.generation, s.path, s.step_id, s.iteration, now() AS sent, j.after
+              FROM jsonb_to_recordset(p_rows) AS j(run uuid, generation integer, path text, step text, iteration integer, due timestamptz, after double precision)
+              JOIN steps s ON s.run_id = j.run AND s.generation = j.generation AND s.path = j.path AND s.step_id = j.step AND s.iteration = j.iteration
+             WHERE s.status = 'ready' AND s.due_at = j.due
+               FOR NO KEY UPDATE OF s SKIP LOCKED) x
+     WHERE t.run_id = x.run_id AND t.generation = x.generation AND t.path = x.path AND t.step_id = x.step_id AND t.iteration = x.iteration;
+    GET DIAGNOSTICS n = ROW_COUNT;
+    RETURN n;
+END $$;

@@ -1,0 +1,169 @@
+"""Ends a step: the one transaction of result, snapshot, next steps, events and outbox (G5), or the retry that the policy asks for.
+
+Any exception from here means *outcome unknown* (P3): the caller sends the identical call again until the ledger answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import orjson
+from psycopg.types.json import Jsonb
+
+from .connect import Connection
+from .key import Key
+from .steps import Settled
+
+__all__ = ["Answer", "Ending", "Next", "Result", "commit", "retry"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a step came to: `succeeded` with encoded data, or `failed` with an error; `at` is the instant the flow's clock will show."""
+
+    status: str
+    at: datetime
+    data: bytes | None = None
+    encoding: str | None = None
+    digest: bytes | None = None
+    error: dict[str, Any] | None = None
+    tokens: int = 0
+    usd: Decimal = Decimal(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the flow ended: `succeeded`, `failed`, `cancelled`, or `continued` with the input of the next generation."""
+
+    status: str
+    data: bytes | None = None
+    encoding: str | None = None
+    digest: bytes | None = None
+    error: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """A row that the commit inserted, as it stands now."""
+
+    key: Key
+    kind: str
+    name: str
+    lane: str
+    status: str
+    due: str | None
+    attempt: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the ledger says: `committed`, `already` (an earlier answer was lost), `stale` (advance again), `lost` (the fence has fallen)."""
+
+    verdict: str
+    state_version: int = 0
+    late: bool = False
+    run_status: str = ""
+    rows: tuple[Next, ...] = field(default=())
+
+
+_COMMIT = (
+    "SELECT * FROM safepoint.commit_v1(%s, %s, %s, %s, %s, %s, %s, %s, %b, %s, %b, %s, %s, %s, %s, %s, %s, %b, %s, %s, %s, %s, %s, %s, %s)"
+)
+
+
+def commit(
+    connection: Connection,
+    run_id: UUID,
+    key: Key,
+    *,
+    token: UUID,
+    node: str,
+    result: Result,
+    advanced_from: int | None,
+    asked: Sequence[dict[str, Any]] = (),
+    ending: Ending | None = None,
+    hold: dict[str, Any] | None = None,
+    notes: Sequence[dict[str, Any]] = (),
+    artifacts: Sequence[dict[str, Any]] = (),
+    grace: float = 1.0,
+    settle: Sequence[Settled] = (),
+) -> Answer:
+    """Store a step's outcome and what follows from it.
+
+    Args:
+        connection: an autocommit connection.
+        run_id: the run.
+        key: the step.
+        token: the claim's token.
+        node: who commits.
+        result: the outcome.
+        advanced_from: the state version the flow was advanced from; None when it was not advanced.
+        asked: what the flow waits for next, as `insert_steps_v1` reads it.
+        ending: how the flow ended, if it did.
+        hold: why the run stops here for a person: code, text, next.
+        notes: events of the flow's and the step's own.
+        artifacts: what the results refer to.
+        grace: seconds that the committer has to publish the new rows itself (P17).
+        settle: rows published before.
+    """
+    row = connection.execute(
+        _COMMIT,
+        (
+            *(run_id, key.generation, key.path, key.step_id, key.iteration, token, advanced_from, result.status, result.data, result.encoding),
+            *(result.digest, _json(result.error), result.at, result.tokens, result.usd, _json(list(asked) or None)),
+            *_ending(ending),
+            *(_json(hold), _json(list(notes) or None), _json(list(artifacts) or None), grace, node),
+            _json([row.facts() for row in settle] or None),
+        ),
+        binary=False,
+    ).fetchone()
+    if row is None:
+        return Answer("lost")
+    verdict, version, late, rows, status = row
+    return Answer(verdict, version, bool(late), status or "", tuple(_next(item, key.generation) for item in rows or ()))
+
+
+def _ending(ending: Ending | None) -> tuple[Any, ...]:
+    if ending is None:
+        return (None, None, None)
+    facts = {"status": ending.status, "error": ending.error, "hash": ending.digest.hex() if ending.digest else None}
+    return (_json(facts), ending.data, ending.encoding)
+
+
+def _next(item: dict[str, Any], generation: int) -> Next:
+    key = Key(item.get("generation", generation), item["path"], item["step"], item["iteration"])
+    return Next(key, item["kind"], item["name"], item["lane"], item["status"], item["due"], item["attempt"], item["epoch"])
+
+
+def _json(value: object) -> Jsonb | None:
+    return None if value is None else Jsonb(value, dumps=orjson.dumps)
+
+
+def retry(
+    connection: Connection,
+    run_id: UUID,
+    key: Key,
+    *,
+    token: UUID,
+    node: str,
+    error: dict[str, Any],
+    delay: float,
+    tokens: int = 0,
+    usd: Decimal = Decimal(0),
+    notes: Sequence[dict[str, Any]] = (),
+) -> Answer:
+    """End an attempt that the policy repeats after `delay` seconds; the delay is a row, the spending is kept apart as wasted."""
+    row = connection.execute(
+        "SELECT * FROM safepoint.retry_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+        (
+            *(run_id, key.generation, key.path, key.step_id, key.iteration, token, _json(error), delay, tokens, usd),
+            *(_json(list(notes) or None), node),
+        ),
+    ).fetchone()
+    return Answer("lost" if row is None else row[0])

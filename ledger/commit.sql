@@ -1,0 +1,294 @@
+-- The one transaction that ends a step (G5): result, snapshot, next steps, events and outbox, visible together or not at all.
+-- The fence (P5): the claim token must still stand. A takeover keeps it until the next claim replaces it, so a late commit of an executor
+-- that nobody has replaced is accepted (P35). P26: an advance counts only from the state version that stands.
+CREATE FUNCTION safepoint.commit_v1(
+    p_run uuid, p_generation integer, p_path text, p_step text, p_iteration integer, p_token uuid, p_from integer,
+    p_status text, p_result bytea, p_encoding text, p_digest bytea, p_error jsonb, p_at timestamptz, p_tokens bigint, p_usd numeric,
+    p_next jsonb, p_ending jsonb, p_ending_data bytea, p_ending_encoding text, p_hold jsonb, p_notes jsonb, p_artifacts jsonb,
+    p_grace double precision, p_node text, p_settle jsonb DEFAULT NULL
+) RETURNS TABLE (answer text, state_version integer, late boolean, next_rows jsonb, status text) LANGUAGE plpgsql
+SET search_path = safepoint, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    r runs%ROWTYPE;
+    s steps%ROWTYPE;
+    instant timestamptz;
+    stopping boolean;
+    fresh text;
+    log jsonb;
+    wait boolean := false;
+BEGIN
+    IF p_settle IS NOT NULL THEN PERFORM settle_v1(p_settle); END IF;
+    SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
+    SELECT * INTO s FROM steps WHERE run_id = p_run AND generation = p_generation AND path = p_path
+        AND step_id = p_step AND iteration = p_iteration FOR NO KEY UPDATE;
+    instant := now();
+    state_version := r.state_version;
+    status := r.status;
+    -- P3: the answer of an earlier, identical commit was lost.
+    IF s.committed_token = p_token THEN answer := 'already'; RETURN NEXT; RETURN; END IF;
+    IF s.run_id IS NULL OR r.finished_at IS NOT NULL OR s.claim_token IS DISTINCT FROM p_token
+       OR s.status NOT IN ('running', 'ready', 'held') THEN
+        answer := 'lost'; RETURN NEXT; RETURN;
+    END IF;
+    -- P29: a live claim's result is always stored; a run that is stopping gets no next step from it.
+    stopping := r.ending IS NOT NULL OR r.cancel_at IS NOT NULL AND NOT s.cleanup OR coalesce(r.deadline <= instant, false) AND NOT s.cleanup;
+    IF p_from IS NOT NULL AND p_from <> r.state_version AND NOT stopping THEN
+        answer := 'stale'; RETURN NEXT; RETURN;
+    END IF;
+    late := s.status <> 'running';
+    UPDATE steps SET status = p_status, reason = NULL, claim_token = NULL, committed_token = p_token, due_at = NULL, owner = NULL,
+           dispatched_at = NULL, result = p_result, result_encoding = p_encoding, result_digest = p_digest, error = p_error, at = p_at,
+           commit_seq = r.state_version + 1, committed_at = instant, committed_by = p_node, pending_error = NULL,
+           tokens = tokens + p_tokens, usd = usd + p_usd
+     WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;
+    IF late AND s.status = 'held' THEN
+        r.holds := r.holds - 'poison';
+        PERFORM unpark_v1(p_run);
+    END IF;
+    log := CASE WHEN s.kind = 'start' AND s.generation = 1 THEN '[{"type": "run.started"}]'::jsonb ELSE '[]'::jsonb END;
+    IF s.kind NOT IN ('start', 'advance', 'cancel') THEN
+        log := log || jsonb_build_array(
+            jsonb_build_object('type', 'step.started', 'key', key_v1(p_path, p_step, p_iteration), 'data', jsonb_build_object(
+                'at', s.claimed_at, 'epoch', s.epoch, 'attempt', s.attempt, 'node', coalesce(s.owner, p_node))),
+            jsonb_build_object('type', CASE p_status WHEN 'succeeded' THEN 'step.committed' ELSE 'step.failed' END,
+                'key', key_v1(p_path, p_step, p_iteration), 'data', jsonb_strip_nulls(jsonb_build_object('epoch', s.epoch, 'kind', s.kind,
+                'attempt', s.attempt, 'recoveries', s.recoveries, 'tokens', nullif(p_tokens, 0), 'usd', nullif(p_usd, 0),
+                'error', p_error, 'late', CASE WHEN late THEN true END))));
+    END IF;
+    log := log || coalesce(p_notes, '[]');
+    IF NOT stopping AND p_next IS NOT NULL AND jsonb_array_length(p_next) > 0 THEN
+        next_rows := insert_steps_v1(r.run_id, r.generation, r.tenant_id, p_next, p_grace, r.holds <> '{}' OR r.paused_at IS NOT NULL OR p_hold IS NOT NULL,
+                                     s.cleanup, instant, r);
+        log := log || (SELECT coalesce(jsonb_agg(jsonb_build_object('type', CASE WHEN x->>'kind' = 'approval' THEN 'approval.asked' ELSE 'step.scheduled' END,
+                        'key', key_v1(x->>'path', x->>'step', (x->>'iteration')::integer),
+                        'data', jsonb_build_object('kind', x->>'kind', 'lane', x->>'lane')) ORDER BY o), '[]') FROM jsonb_array_elements(p_next) WITH ORDINALITY AS e(x, o));
+        SELECT bool_and(x->>'status' = 'waiting') INTO wait FROM jsonb_array_elements(next_rows) AS x;
+    END IF;
+    UPDATE runs SET state_version = r.state_version + 1, holds = r.holds, updated_at = instant, event_seq = event_seq + jsonb_array_length(log),
+           completed_steps = completed_steps + (s.kind IN ('step', 'effect') AND p_status = 'succeeded')::integer,
+           spent_tokens = spent_tokens + p_tokens, spent_usd = spent_usd + p_usd,
+           status = CASE WHEN r.status = 'queued' THEN 'running' ELSE r.status END,
+           current_node = coalesce(next_rows->0->>'key', current_node),
+           plan = CASE WHEN p_notes IS NULL THEN plan ELSE plan || p_notes END,
+           artifacts = CASE WHEN p_artifacts IS NULL THEN artifacts ELSE artifacts || p_artifacts END
+     WHERE run_id = p_run RETURNING status INTO fresh;
+    INSERT INTO events (run_id, seq, tenant_id, type, key, data, at)
+        SELECT p_run, r.event_seq + e.ord, r.tenant_id, e.v->>'type', e.v->>'key', coalesce(e.v->'data', '{}'), instant
+          FROM jsonb_array_elements(log) WITH ORDINALITY AS e(v, ord);
+    IF p_artifacts IS NOT NULL THEN PERFORM touch_artifacts_v1(r.tenant_id, p_artifacts); END IF;
+    IF NOT stopping AND p_hold IS NOT NULL THEN
+        PERFORM hold_v1(p_run, p_hold->>'code', p_hold->>'text', p_hold->>'next', p_hold->'detail');
+    END IF;
+    IF NOT stopping AND p_ending IS NOT NULL THEN
+        IF p_ending->>'status' = 'continued' THEN
+            next_rows := continue_v1(r, p_ending, p_ending_data, p_ending_encoding, instant);
+        ELSE
+            UPDATE runs SET ending = p_ending->>'status', error = p_ending->'error', result = p_ending_data, result_encoding = p_ending_encoding
+             WHERE run_id = p_run;
+        END IF;
+    END IF;
+    IF stopping OR p_ending IS NOT NULL THEN
+        fresh := stop_v1(p_run, instant);
+    ELSIF fresh <> 'running' OR wait OR next_rows IS NULL OR late THEN
+        fresh := refresh_v1(p_run);
+    END IF;
+    answer := 'committed'; state_version := r.state_version + 1; status := fresh;
+    RETURN NEXT;
+END $$;
+
+-- What a stopping run comes to: cancelled at once past its deadline, final once nothing of it runs (P29, P32).
+CREATE FUNCTION safepoint.stop_v1(p_run uuid, p_now timestamptz) RETURNS text LANGUAGE plpgsql
+SET search_path = safepoint, pg_temp AS $$
+DECLARE
+    r runs%ROWTYPE;
+BEGIN
+    SELECT * INTO r FROM runs WHERE run_id = p_run;
+    IF r.ending IS NULL AND r.deadline <= p_now AND r.cancel_at IS NULL THEN
+        UPDATE runs SET ending = 'failed', updated_at = p_now, error = jsonb_build_object('type', 'DeadlineExceeded',
+               'message', 'the deadline ' || to_char(r.deadline AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') || ' has passed')
+         WHERE run_id = p_run;
+        UPDATE steps SET status = 'cancelled', claim_token = NULL, due_at = NULL, reason = NULL
+         WHERE run_id = p_run AND status IN ('ready', 'waiting', 'held');
+        -- P30: cancel travels down.
+        INSERT INTO outbox_messages (tenant_id, run_id, kind, target, due_at, created_at)
+            SELECT tenant_id, p_run, 'child_cancel', run_id, p_now, p_now FROM runs WHERE parent_run_id = p_run AND finished_at IS NULL;
+    END IF;
+    RETURN finish_v1(p_run);
+END $$;
+
+-- P16, P27: inserts what the flow asks for next. A wait looks into the mailbox here, under the run's lock. A step that the committer will
+-- publish is due after the grace (P17). Answers the rows as they stand: {key, status, due, ...}.
+CREATE FUNCTION safepoint.insert_steps_v1(
+    p_run uuid, p_generation integer, p_tenant text, p_next jsonb, p_grace double precision, p_parked boolean, p_cleanup boolean,
+    p_now timestamptz, r safepoint.runs
+) RETURNS jsonb LANGUAGE plpgsql
+SET search_path = safepoint, pg_temp AS $$
+DECLARE
+    answer jsonb;
+    x jsonb;
+    mail mailbox%ROWTYPE;
+    child uuid;
+BEGIN
+    WITH asked AS (
+        SELECT j.*, o FROM jsonb_array_elements(p_next) WITH ORDINALITY AS e(v, o),
+               jsonb_to_record(v) AS j(path text, step text, iteration integer, kind text, name text, lane text, hash text, uses text,
+                                       delay double precision, until timestamptz, request text, encoding text, reason jsonb)
+    ), written AS (
+        INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, kind, name, status, reason, lane, home_lane, uses, due_at, ready_at,
+                           input_hash, input, input_encoding, cleanup, created_at)
+            SELECT p_run, p_generation, path, step, iteration, p_tenant, kind, name,
+                   CASE WHEN kind IN ('step', 'effect') THEN 'ready' ELSE 'waiting' END,
+                   CASE WHEN kind IN ('step', 'effect') THEN NULL ELSE jsonb_build_object('since', p_now) || coalesce(reason, '{}') END,
+                   lane, lane, uses,
+                   CASE WHEN kind NOT IN ('step', 'effect') THEN coalesce(until, p_now + make_interval(secs => delay))
+                        WHEN p_parked THEN 'infinity' ELSE p_now + make_interval(secs => p_grace) END,
+                   p_now, decode(hash, 'hex'), decode(request, 'base64'), encoding, p_cleanup, p_now
+              FROM asked ORDER BY o
+            RETURNING path, step_id, iteration, kind, name, lane, status, due_at, attempt, epoch
+    )
+    SELECT jsonb_agg(jsonb_build_object('path', path, 'step', step_id, 'iteration', iteration, 'kind', kind, 'name', name, 'lane', lane, 'status', status,
+               'due', nullif(due_at, 'infinity'), 'attempt', attempt, 'epoch', epoch, 'key', key_v1(path, step_id, iteration))) INTO answer FROM written;
+    FOR x IN SELECT v FROM jsonb_array_elements(p_next) AS e(v) WHERE v->>'kind' IN ('signal', 'approval', 'child') LOOP
+        IF x->>'kind' = 'child' THEN
+            child := (x->'child'->>'run_id')::uuid;
+            PERFORM create_run_v1(child, p_tenant, x->'child'->>'flow', x->'child'->>'version', decode(x->'child'->>'input', 'base64'),
+                x->'child'->>'encoding', decode(x->'child'->>'hash', 'hex'), r.deadline, r.budget, r.priority, r.tags, r.conversation_id, NULL,
+                x->'child'->'versions', p_run, key_v1(x->>'path', x->>'step', (x->>'iteration')::integer));
+            PERFORM pg_notify('safepoint_relay', '');
+        END IF;
+        SELECT * INTO mail FROM mailbox m WHERE m.run_id = p_run AND m.kind = x->>'kind'
+            AND m.name = CASE WHEN x->>'kind' = 'child' THEN key_v1(x->>'path', x->>'step', (x->>'iteration')::integer) ELSE x->>'name' END
+            AND m.consumed_at IS NULL ORDER BY m.id LIMIT 1;
+        IF FOUND THEN
+            PERFORM consume_v1(mail, p_generation, x->>'path', x->>'step', (x->>'iteration')::integer, p_now);
+            answer := (SELECT jsonb_agg(CASE WHEN a->>'path' = x->>'path' AND a->>'step' = x->>'step' AND a->'iteration' = x->'iteration'
+                         THEN a || '{"status": "ready"}' ELSE a END) FROM jsonb_array_elements(answer) AS e(a));
+        END IF;
+    END LOOP;
+    RETURN answer;
+END $$;
+
+-- P28: one guarded update decides a wait; the mail is marked in the same transaction.
+CREATE FUNCTION safepoint.consume_v1(
+    p_mail safepoint.mailbox, p_generation integer, p_path text, p_step text, p_iteration integer, p_now timestamptz
+) RETURNS boolean LANGUAGE plpgsql
+SET search_path = safepoint, pg_temp AS $$
+BEGIN
+    UPDATE steps SET status = 'ready', reason = NULL, ready_at = p_now, due_at = p_now, dispatched_at = NULL,
+           outcome = jsonb_strip_nulls(jsonb_build_object('status', p_mail.status, 'error', p_mail.error, 'sender', p_mail.sender)),
+           outcome_data = p_mail.payload, outcome_encoding = p_mail.encoding
+     WHERE run_id = p_mail.run_id AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration
+       AND status = 'waiting';
+    IF NOT FOUND THEN RETURN false; END IF;
+    UPDATE mailbox SET consumed_at = p_now, consumed_by = p_generation || ':' || key_v1(p_path, p_step, p_iteration) WHERE id = p_mail.id;
+    RETURN true;
+END $$;
+
+-- A new generation: its own @start, the old one's rows stay as history.
+CREATE FUNCTION safepoint.continue_v1(r safepoint.runs, p_ending jsonb, p_input bytea, p_encoding text, p_now timestamptz) RETURNS jsonb
+LANGUAGE plpgsql SET search_path = safepoint, pg_temp AS $$
+DECLARE
+    due timestamptz := CASE WHEN r.holds <> '{}' OR r.paused_at IS NOT NULL THEN 'infinity' ELSE p_now END;
+BEGIN
+    UPDATE runs SET generation = r.generation + 1, input = p_input, input_encoding = p_encoding, input_hash = decode(p_ending->>'hash', 'hex')
+     WHERE run_id = r.run_id;
+    UPDATE steps SET status = 'cancelled', claim_token = NULL, due_at = NULL, reason = NULL
+     WHERE run_id = r.run_id AND status IN ('ready', 'waiting');
+    INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, kind, name, status, lane, home_lane, due_at, ready_at, created_at)
+        VALUES (r.run_id, r.generation + 1, '', '@start', 1, r.tenant_id, 'start', r.flow, 'ready', 'online', 'online', due, p_now, p_now);
+    RETURN jsonb_build_array(jsonb_build_object('path', '', 'step', '@start', 'iteration', 1, 'kind', 'start', 'name', r.flow, 'lane', 'online',
+        'status', 'ready', 'due', nullif(due, 'infinity'), 'attempt', 1, 'epoch', 0, 'key', '@start#1', 'generation', r.generation + 1));
+END $$;
+
+CREATE FUNCTION safepoint.touch_artifacts_v1(p_tenant text, p_artifacts jsonb) RETURNS void LANGUAGE sql
+SET search_path = safepoint, pg_temp AS $$
+    INSERT INTO artifacts (tenant_id, sha256, size, media_type, created_at, touched_at)
+        SELECT p_tenant, decode(a->>'sha256', 'hex'), (a->>'size')::bigint, a->>'media_type', now(), now() FROM jsonb_array_elements(p_artifacts) AS e(a)
+        ORDER BY a->>'sha256'
+    ON CONFLICT (tenant_id, sha256) DO UPDATE SET touched_at = excluded.touched_at
+$$;
+
+-- An attempt failed and the policy says again: the delay is a row, the lane its own (P9); spending is kept apart as wasted.
+CREATE FUNCTION safepoint.retry_v1(
+    p_run uuid, p_generation integer, p_path text, p_step text, p_iteration integer, p_token uuid,
+    p_error jsonb, p_delay double precision, p_tokens bigint, p_usd numeric, p_notes jsonb, p_node text
+) RETURNS TABLE (answer text, ready_at timestamptz) LANGUAGE plpgsql
+SET search_path = safepoint, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    r runs%ROWTYPE;
+    s steps%ROWTYPE;
+    instant timestamptz;
+    parked boolean;
+BEGIN
+    SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
+    SELECT * INTO s FROM steps WHERE run_id = p_run AND generation = p_generation AND path = p_path
+        AND step_id = p_step AND iteration = p_iteration FOR NO KEY UPDATE;
+    instant := now();
+    -- P3: committed_token also marks the attempt that a retry ended.
+    IF s.committed_token = p_token THEN answer := 'already'; ready_at := s.ready_at; RETURN NEXT; RETURN; END IF;
+    IF s.run_id IS NULL OR r.finished_at IS NOT NULL OR s.claim_token IS DISTINCT FROM p_token OR s.status NOT IN ('running', 'ready', 'held') THEN
+        answer := 'lost'; RETURN NEXT; RETURN;
+    END IF;
+    parked := r.holds <> '{}' OR r.paused_at IS NOT NULL;
+    ready_at := instant + make_interval(secs => p_delay);
+    UPDATE steps SET status = 'ready', attempt = s.attempt + 1, claim_token = NULL, committed_token = p_token, owner = NULL, lane = s.home_lane,
+           ready_at = instant + make_interval(secs => p_delay), dispatched_at = NULL, dispatches = 0, pending_error = NULL, error = p_error,
+           due_at = CASE WHEN parked THEN 'infinity' ELSE instant + make_interval(secs => p_delay) END,
+           reason = jsonb_build_object('code', 'retry', 'since', instant, 'text', 'attempt ' || (s.attempt + 1) || ' after ' || coalesce(p_error->>'type', 'an error'),
+               'until', instant + make_interval(secs => p_delay)),
+           wasted_tokens = wasted_tokens + p_tokens, wasted_usd = wasted_usd + p_usd
+     WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;
+    UPDATE runs SET spent_tokens = spent_tokens + p_tokens, spent_usd = spent_usd + p_usd, wasted_tokens = wasted_tokens + p_tokens,
+           wasted_usd = wasted_usd + p_usd, spent_retries = spent_retries + 1, updated_at = instant,
+           plan = CASE WHEN p_notes IS NULL THEN plan ELSE plan || p_notes END
+     WHERE run_id = p_run;
+    PERFORM emit_v1(p_run, r.tenant_id, jsonb_build_array(
+        jsonb_build_object('type', 'step.started', 'key', key_v1(p_path, p_step, p_iteration), 'data', jsonb_build_object(
+            'at', s.claimed_at, 'epoch', s.epoch, 'attempt', s.attempt, 'node', coalesce(s.owner, p_node))),
+        jsonb_build_object('type', 'step.retried', 'key', key_v1(p_path, p_step, p_iteration), 'data', jsonb_build_object(
+            'attempt', s.attempt, 'error', p_error, 'ready_at', instant + make_interval(secs => p_delay)))) || coalesce(p_notes, '[]'));
+    IF r.ending IS NOT NULL OR r.cancel_at IS NOT NULL AND NOT s.cleanup OR r.deadline <= instant AND NOT s.cleanup THEN
+        UPDATE steps SET status = 'cancelled', due_at = NULL, reason = NULL WHERE run_id = p_run AND generation = p_generation
+            AND path = p_path AND step_id = p_step AND iteration = p_iteration;
+        PERFORM stop_v1(p_run, instant);
+    ELSE
+        PERFORM refresh_v1(p_run);
+    END IF;
+    answer := 'retried';
+    RETURN NEXT;
+END $$;
+
+-- A claim given back without an outcome: the worker drains, the flow diverges, its version is missing. No attempt, no recovery is counted (P22).
+CREATE FUNCTION safepoint.release_v1(
+    p_run uuid, p_generation integer, p_path text, p_step text, p_iteration integer, p_token uuid, p_why text, p_hold jsonb, p_delay double precision
+) RETURNS text LANGUAGE plpgsql
+SET search_path = safepoint, pg_temp AS $$
+DECLARE
+    r runs%ROWTYPE;
+    s steps%ROWTYPE;
+BEGIN
+    SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
+    SELECT * INTO s FROM steps WHERE run_id = p_run AND generation = p_generation AND path = p_path
+        AND step_id = p_step AND iteration = p_iteration FOR NO KEY UPDATE;
+    IF s.run_id IS NULL OR s.status <> 'running' OR s.claim_token IS DISTINCT FROM p_token THEN RETURN 'lost'; END IF;
+    UPDATE steps SET status = 'ready', claim_token = NULL, owner = NULL, lane = s.home_lane, dispatched_at = NULL, dispatches = 0,
+           ready_at = now() + make_interval(secs => p_delay),
+           due_at = CASE WHEN r.holds <> '{}' OR r.paused_at IS NOT NULL THEN 'infinity' ELSE now() + make_interval(secs => p_delay) END
+     WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;
+    PERFORM emit_v1(p_run, r.tenant_id, jsonb_build_array(jsonb_build_object('type', 'step.lost', 'key', key_v1(p_path, p_step, p_iteration),
+        'data', jsonb_build_object('cause', p_why, 'epoch', s.epoch, 'node', s.owner))));
+    IF p_hold IS NOT NULL THEN
+        PERFORM hold_v1(p_run, p_hold->>'code', p_hold->>'text', p_hold->>'next', p_hold->'detail');
+    END IF;
+    IF r.ending IS NOT NULL OR r.cancel_at IS NOT NULL AND NOT s.cleanup THEN
+        UPDATE steps SET status = 'cancelled', due_at = NULL WHERE run_id = p_run AND generation = p_generation
+            AND path = p_path AND step_id = p_step AND iteration = p_iteration;
+        PERFORM stop_v1(p_run, now());
+    ELSE
+        PERFORM refresh_v1(p_run);
+    END IF;
+    PERFORM pg_notify('safepoint_relay', '');
+    RETURN 'released';
+END $$;

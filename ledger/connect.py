@@ -1,0 +1,58 @@
+"""Opens the connections to the ledger: psycopg, autocommit, one statement a transaction, so that each verb is one round trip."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg.rows import TupleRow
+
+from .errors import LedgerUnavailable
+
+__all__ = ["Connection", "connect", "is_outage", "psycopg_url"]
+
+Connection = psycopg.Connection[TupleRow]
+
+# Classes of SQLSTATE that say "the server cannot answer now": connection, resources, operator intervention, and a read-only standby.
+_OUTAGES = ("08", "53", "57", "58", "25006")
+
+
+def psycopg_url(url: str) -> str:
+    """Return the URL as libpq reads it, without SQLAlchemy's driver name."""
+    return url.replace("postgresql+psycopg://", "postgresql://", 1)
+
+
+def connect(
+    url: str, *, name: str, connect_timeout: float = 5.0, statement_timeout: float = 30.0, autocommit: bool = True
+) -> Connection:
+    """Open a connection; `name` shows in pg_stat_activity, the timeouts are in seconds.
+
+    Raises:
+        LedgerUnavailable: the server does not answer, or refuses this client.
+    """
+    options: dict[str, Any] = {
+        "connect_timeout": max(2, round(connect_timeout)),  # libpq takes anything below two as two
+        "application_name": name[:63],
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+        "tcp_user_timeout": round(max(statement_timeout, 5.0) * 1000),
+        "options": f"-c statement_timeout={round(statement_timeout * 1000)} -c idle_in_transaction_session_timeout=60000 -c timezone=UTC",
+    }
+    try:
+        connection = psycopg.connect(psycopg_url(url), autocommit=autocommit, prepare_threshold=1, **options)
+    except psycopg.OperationalError as error:
+        raise LedgerUnavailable(text=" ".join(str(error).split())) from error
+    return connection
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether an error says that the server could not answer, so that the outcome is unknown and asking again is right."""
+    if isinstance(error, LedgerUnavailable):
+        return True
+    if isinstance(error, psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure | psycopg.errors.LockNotAvailable):
+        return True
+    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        state = getattr(error, "sqlstate", None)
+        return state is None or state.startswith(_OUTAGES)
+    return False

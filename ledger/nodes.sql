@@ -1,0 +1,112 @@
+-- P19: the lease is one row a node; a beat is one statement, however many steps are active. It names the tokens really executing (P4).
+CREATE FUNCTION safepoint.register_v1(
+    p_node text, p_kind text, p_host text, p_pid integer, p_lanes text[], p_flows text[], p_steps text[], p_concurrency integer,
+    p_lock_key bigint, p_lease double precision, p_versions jsonb
+) RETURNS TABLE (incarnation uuid, server_started timestamptz, db_now timestamptz) LANGUAGE plpgsql
+SET search_path = safepoint, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+    INSERT INTO nodes (node_id, kind, host, pid, lanes, flows, steps, concurrency, lock_key, server_started, started_at, beat_at, lease_until)
+        VALUES (p_node, p_kind, p_host, p_pid, p_lanes, p_flows, p_steps, p_concurrency, p_lock_key, pg_postmaster_start_time(),
+                now(), now(), now() + make_interval(secs => p_lease))
+        ON CONFLICT (node_id) DO UPDATE SET lock_key = excluded.lock_key, server_started = excluded.server_started,
+            lease_until = excluded.lease_until, beat_at = excluded.beat_at, flows = excluded.flows, steps = excluded.steps, stopped_at = NULL;
+    INSERT INTO flows (name, version, versions, registered_at)
+        SELECT v->>'name', v->>'version', coalesce(v->'versions', '{}'), now() FROM jsonb_array_elements(p_versions) AS e(v) ORDER BY 1, 2
+        ON CONFLICT (name, version) DO UPDATE SET versions = excluded.versions;
+    -- P15: what waited for somebody who serves it is asked again at once.
+    UPDATE steps SET due_at = now() WHERE ctid IN (
+        SELECT ctid FROM steps WHERE status = 'ready' AND reason->>'code' = 'no_worker' AND due_at > now() AND due_at < 'infinity'
+          LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED);
+    PERFORM pg_notify('safepoint_relay', '');
+    RETURN QUERY SELECT i.incarnation, pg_postmaster_start_time(), now() FROM identity i;
+END $$;
+
+CREATE FUNCTION safepoint.beat_v1(p_node text, p_active uuid[], p_marks jsonb, p_lease double precision, p_draining boolean)
+RETURNS TABLE (known boolean, incarnation uuid, server_started timestamptz, lost uuid[], timeline text, reregister boolean) LANGUAGE plpgsql
+SET search_path = safepoint, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    registered timestamptz;
+BEGIN
+    UPDATE nodes SET previous_beat_at = beat_at, previous_active = active, beat_at = now(), active = p_active, marks = p_marks,
+           lease_until = now() + make_interval(secs => p_lease), draining = draining OR p_draining
+     WHERE node_id = p_node AND stopped_at IS NULL RETURNING nodes.server_started INTO registered;
+    known := FOUND;
+    server_started := pg_postmaster_start_time();
+    reregister := NOT known OR registered <> server_started;
+    IF cardinality(p_active) > 0 THEN
+        SELECT coalesce(array_agg(t), '{}') INTO lost FROM unnest(p_active) AS t
+         WHERE NOT EXISTS (SELECT FROM steps s WHERE s.owner = p_node AND s.claim_token = t AND s.status = 'running');
+    END IF;
+    SELECT i.incarnation INTO incarnation FROM identity i;
+    RETURN NEXT;
+END $$;
+
+CREATE FUNCTION safepoint.stop_node_v1(p_node text) RETURNS void LANGUAGE sql
+SET search_path = safepoint, pg_temp AS $$
+    UPDATE nodes SET stopped_at = now(), lease_until = now(), active = '{}' WHERE node_id = p_node AND stopped_at IS NULL
+$$;
+
+-- A step's executor is gone. Confirms it under the locks (the finding may be stale), then the step goes to the recovery lane (P9); the token stays
+-- until the next claim replaces it (P35). Counts a recovery, and a death only where the step may be the cause (P23). Never an attempt (G7).
+CREATE FUNCTION safepoint.lose_v1(
+    p_run uuid, p_generation integer, p_path text, p_step text, p_iteration integer, p_token uuid, p_cause text,
+    p_deadly boolean, p_max_deaths integer, p_lane text, p_pid integer, p_pid_start bigint, p_evidence jsonb
+) RETURNS text LANGUAGE plpgsql
+SET search_path = safepoint, pg_temp AS $$
+DECLARE
+    r runs%ROWTYPE;
+    s steps%ROWTYPE;
+    n nodes%ROWTYPE;
+    gone boolean;
+    poison boolean;
+    parked boolean;
+BEGIN
+    SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
+    SELECT * INTO s FROM steps WHERE run_id = p_run AND generation = p_generation AND path = p_path
+        AND step_id = p_step AND iteration = p_iteration FOR NO KEY UPDATE;
+    IF s.run_id IS NULL OR s.status <> 'running' OR s.claim_token IS DISTINCT FROM p_token THEN RETURN 'moved'; END IF;
+    SELECT * INTO n FROM nodes WHERE node_id = s.owner;
+    gone := CASE p_cause
+        WHEN 'lease' THEN n.node_id IS NULL OR n.lease_until <= now()
+        WHEN 'node' THEN n.node_id IS NULL OR n.stopped_at IS NOT NULL OR NOT has_lock_v1(n.lock_key) AND n.server_started = pg_postmaster_start_time()
+        WHEN 'timeout' THEN s.expires_at <= now()
+        WHEN 'unnamed' THEN n.lease_until > now() AND s.claimed_at < n.previous_beat_at AND NOT (p_token = ANY (n.active || n.previous_active))
+        WHEN 'child' THEN s.owner_pid = p_pid AND s.owner_pid_start = p_pid_start
+        WHEN 'released' THEN s.owner_pid = p_pid AND s.owner_pid_start = p_pid_start
+        ELSE false END;
+    IF NOT coalesce(gone, false) THEN RETURN 'alive'; END IF;
+    parked := r.holds <> '{}' OR r.paused_at IS NOT NULL;
+    poison := p_deadly AND s.deaths + 1 > p_max_deaths;
+    UPDATE steps SET status = CASE WHEN poison THEN 'held' ELSE 'ready' END, owner = NULL, dispatched_at = NULL, dispatches = 0, ready_at = now(),
+           lane = CASE p_cause WHEN 'released' THEN s.home_lane ELSE p_lane END,
+           due_at = CASE WHEN parked OR poison THEN 'infinity'::timestamptz ELSE now() END,
+           recoveries = s.recoveries + (p_cause NOT IN ('released', 'timeout'))::integer, deaths = s.deaths + p_deadly::integer,
+           pending_error = CASE p_cause WHEN 'timeout' THEN jsonb_build_object('type', 'StepTimeout', 'message', 'the attempt ran past its timeout') ELSE s.pending_error END,
+           reason = CASE WHEN poison THEN jsonb_build_object('code', 'poison', 'since', now(), 'text', 'its worker died under it ' || (s.deaths + 1) || ' times') END
+     WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;
+    UPDATE effects SET status = 'unknown', version = version + 1 WHERE run_id = p_run AND generation = p_generation AND path = p_path
+        AND step_id = p_step AND iteration = p_iteration AND status = 'executing';
+    PERFORM emit_v1(p_run, r.tenant_id, jsonb_build_array(jsonb_build_object('type', 'step.lost', 'key', key_v1(p_path, p_step, p_iteration),
+        'data', jsonb_strip_nulls(jsonb_build_object('cause', p_cause, 'epoch', s.epoch, 'node', s.owner, 'at', s.claimed_at, 'evidence', p_evidence)))));
+    IF r.ending IS NOT NULL OR r.cancel_at IS NOT NULL AND NOT s.cleanup THEN
+        UPDATE steps SET status = 'cancelled', claim_token = NULL, due_at = NULL, reason = NULL WHERE run_id = p_run AND generation = p_generation
+            AND path = p_path AND step_id = p_step AND iteration = p_iteration;
+        PERFORM stop_v1(p_run, now());
+    ELSIF poison THEN
+        PERFORM hold_v1(p_run, 'poison', 'the worker died under step ' || key_v1(p_path, p_step, p_iteration) || ' ' || (s.deaths + 1) || ' times',
+            'safepoint resume ' || p_run, p_evidence);
+    ELSE
+        PERFORM refresh_v1(p_run);
+    END IF;
+    RETURN CASE WHEN poison THEN 'poison' ELSE 'lost' END;
+END $$;
+
+-- P21: whether some session holds a node's advisory lock. Its absence is a suspicion, never proof.
+CREATE FUNCTION safepoint.has_lock_v1(p_key bigint) RETURNS boolean LANGUAGE sql VOLATILE
+SET search_path = safepoint, pg_temp AS $$
+    SELECT p_key IS NULL OR EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND ((classid::bigint << 32) | objid::bigint) = p_key)
+$$;

@@ -1,0 +1,85 @@
+"""The outbox: which steps are due to be published, and what is to be delivered that is no step.
+
+A step's `due_at` is the outbox (P10). The relay asks what is due, publishes, and settles; what it does not settle is due again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+import orjson
+from psycopg.types.json import Jsonb
+
+from .connect import Connection
+from .key import Key
+from .steps import Settled
+
+__all__ = ["Dispatched", "deliver", "dispatch", "fire_due", "next_due", "settle"]
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """A step that may be published now; `due` is the ticket that settles this row and no later one (P17)."""
+
+    run_id: UUID
+    key: Key
+    kind: str
+    name: str
+    lane: str
+    attempt: int
+    epoch: int
+    due: datetime
+    dispatches: int
+
+
+def dispatch(connection: Connection, *, limit: int, grace: float, redispatch_after: float) -> list[Dispatched]:
+    """Take up to `limit` due steps a lane, within the lanes' limits; each is due again after `grace` seconds unless it is settled."""
+    rows = connection.execute("SELECT * FROM safepoint.dispatch_v1(%s, %s, %s)", (limit, grace, redispatch_after)).fetchall()
+    return [
+        Dispatched(run, Key(generation, path, step, iteration), kind, name, lane, attempt, epoch, due, dispatches)
+        for run, generation, path, step, iteration, kind, name, lane, attempt, epoch, due, dispatches in rows
+    ]
+
+
+def settle(connection: Connection, rows: Sequence[Settled]) -> int:
+    """Mark rows as published: due again only after their wait (P11); answers how many still stood as published."""
+    if not rows:
+        return 0
+    facts = Jsonb([row.facts() for row in rows], dumps=orjson.dumps)
+    row = connection.execute("SELECT safepoint.settle_v1(%s)", (facts,)).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def fire_due(connection: Connection, *, limit: int) -> int:
+    """Decide timers that are due and waits that have expired; answers how many runs moved."""
+    row = connection.execute("SELECT safepoint.fire_due_v1(%s)", (limit,)).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def deliver(connection: Connection, *, limit: int) -> int:
+    """Bring the ends of child runs to their parents and cancels to children; answers how many."""
+    row = connection.execute("SELECT safepoint.deliver_v1(%s)", (limit,)).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def next_due(connection: Connection) -> float | None:
+    """Return in how many seconds the next row is due (0 or less: now); None when nothing is to come."""
+    row = connection.execute(
+        # Three index heads: ready steps of each lane, waits, messages. Parked rows are due at infinity and do not count.
+        """
+        SELECT extract(epoch FROM min(due) - safepoint.now()) FROM (
+            SELECT (SELECT least(
+                (SELECT min(due_at) FROM safepoint.steps s WHERE s.status = 'ready' AND s.lane = l.name
+                    AND (s.kind = 'start' AND s.dispatched_at IS NULL) = false),
+                (SELECT min(due_at) FROM safepoint.steps s WHERE s.status = 'ready' AND s.lane = l.name
+                    AND (s.kind = 'start' AND s.dispatched_at IS NULL) = true))) AS due
+              FROM safepoint.lanes l
+            UNION ALL SELECT min(due_at) FROM safepoint.steps WHERE status = 'waiting' AND due_at IS NOT NULL
+            UNION ALL SELECT min(due_at) FROM safepoint.outbox_messages
+        ) x WHERE due < 'infinity'
+        """
+    ).fetchone()
+    return None if row is None or row[0] is None else float(row[0])
