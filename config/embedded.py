@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from .errors import ConfigError, Problem
+from .identity import like_home
 from .postgres import ROLE, Postgres
 from .valkey import Valkey
 
@@ -184,9 +185,11 @@ def _door(home: Path) -> Iterator[None]:
 def _open(path: Path) -> int:
     # Python opens with O_CLOEXEC: no program that is started, servers included, holds these locks.
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        like_home(path, path.parent)
     except PermissionError:
         raise _not_ours(path) from None
+    return descriptor
 
 
 def _make_home(home: Path) -> Path:
@@ -228,6 +231,7 @@ def _write(home: Path, memory: _Memory) -> None:
         json.dump(asdict(memory), file)
         file.flush()
         os.fsync(file.fileno())
+    like_home(fresh, home)
     fresh.replace(home / "embedded.json")
 
 

@@ -16,12 +16,11 @@ from pathlib import Path
 
 from .errors import ConfigError, Problem
 
-__all__ = ["Identity", "choose", "own", "run", "start"]
+__all__ = ["Identity", "choose", "like_home", "own", "run", "start"]
 
 _LAUNCH = Path(__file__).with_name("launch.py")
 _CAP_DAC_OVERRIDE = 1
 _CAP_DAC_READ_SEARCH = 2
-_NOBODY = 65534
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,43 +39,49 @@ class Identity:
 
 
 def choose(home: Path, *, data: Path, program: Path, reads: Sequence[Path]) -> Identity:
-    """Find an identity that reaches the home and the program; an ordinary user keeps its own."""
-    if os.geteuid() != 0:
-        return Identity()
-    for identity in _candidates(data):
+    """Find an identity that reaches the home and the program, and that PostgreSQL accepts."""
+    for identity in _candidates(home, data):
         if _works(identity, home, program, reads):
             return identity
-    text = (
-        "PostgreSQL refuses to run as root, and this process may neither become another user nor make a user namespace"
-    )
-    accepted = "SAFEPOINT_LEDGER_URL and SAFEPOINT_BROKER_URL of servers of your own, or an ordinary user"
+    if os.geteuid() == 0:
+        text = "PostgreSQL refuses to be root, and this process can neither become another user nor take another name"
+    else:
+        text = f"PostgreSQL wants a user with a name, and number {os.geteuid()} has none in the password file"
+    accepted = "SAFEPOINT_LEDGER_URL and SAFEPOINT_BROKER_URL of servers of your own, or an ordinary user with a name"
     raise ConfigError(None, Problem("embedded stack", str(home), text, accepted))
 
 
-def _candidates(data: Path) -> Iterator[Identity]:
-    uid, gid = _unprivileged(data)
-    yield Identity(uid, gid)
-    # A closed folder above the home or the program (/root is one): pass through it, first without a right to write.
-    yield Identity(uid, gid, (_CAP_DAC_READ_SEARCH,))
-    # The one that containers have by default.
-    yield Identity(uid, gid, (_CAP_DAC_OVERRIDE,))
-    # Rootless containers and build sandboxes: root is the only user that there is.
-    yield Identity(_NOBODY, _NOBODY, namespace=True)
+def _candidates(home: Path, data: Path) -> Iterator[Identity]:
+    nobody = _named("nobody")
+    user = _owner(data) or _owner(home) or nobody
+    if os.geteuid() != 0 and _named(os.geteuid()):
+        yield Identity()
+        return
+    if os.geteuid() == 0 and user:
+        yield Identity(user.pw_uid, user.pw_gid)
+        # A closed folder above the home or the program (/root is one): pass through it, first without a right to write.
+        yield Identity(user.pw_uid, user.pw_gid, (_CAP_DAC_READ_SEARCH,))
+        # The one that containers have by default.
+        yield Identity(user.pw_uid, user.pw_gid, (_CAP_DAC_OVERRIDE,))
+    # Rootless containers and build sandboxes, where root is the only user; and users that are a number only.
+    if nobody:
+        yield Identity(nobody.pw_uid, nobody.pw_gid, namespace=True)
 
 
-def _unprivileged(data: Path) -> tuple[int, int]:
-    """Who made the data goes on with it, so that root and an ordinary user can take turns."""
+def _owner(path: Path) -> pwd.struct_passwd | None:
+    """Who made the data goes on with it, or else the home's owner: so root and an ordinary user can take turns."""
     try:
-        found = data.stat()
-        if found.st_uid != 0:
-            return found.st_uid, found.st_gid
+        uid = path.stat().st_uid
     except OSError:
-        pass  # not made yet
+        return None  # not made yet
+    return _named(uid) if uid != 0 else None
+
+
+def _named(who: int | str) -> pwd.struct_passwd | None:
     try:
-        nobody = pwd.getpwnam("nobody")
+        return pwd.getpwuid(who) if isinstance(who, int) else pwd.getpwnam(who)
     except KeyError:
-        return _NOBODY, _NOBODY
-    return nobody.pw_uid, nobody.pw_gid
+        return None
 
 
 def _works(identity: Identity, home: Path, program: Path, reads: Sequence[Path]) -> bool:
@@ -92,6 +97,13 @@ def own(identity: Identity, folder: Path) -> None:
     if os.geteuid() == 0 and (found.st_uid, found.st_gid) != owner:
         for path in (*folder.rglob("*"), folder):  # the folder last: only then is the work done
             os.chown(path, *owner, follow_symlinks=False)
+
+
+def like_home(path: Path, home: Path) -> None:
+    """Give a file that root makes in somebody's home to that somebody, who may come back without being root."""
+    if os.geteuid() == 0:
+        found = home.stat()
+        os.chown(path, found.st_uid, found.st_gid)
 
 
 def run(identity: Identity, home: Path, command: Sequence[str], *, stdin: str = "") -> subprocess.CompletedProcess[str]:

@@ -7,6 +7,8 @@ import socket
 import time
 from pathlib import Path
 
+from .identity import like_home
+
 __all__ = ["ends", "free_port", "is_alive", "is_free", "last_lines", "prepare_log", "runs_with"]
 
 _POLL = 0.02  # seconds
@@ -69,6 +71,7 @@ def is_free(port: int) -> bool:
 def prepare_log(log: Path) -> None:
     """Make the log readable for its owner alone, and begin anew when it has grown too long."""
     log.touch(mode=0o600)
+    like_home(log, log.parent)
     if log.stat().st_size > _LOG_SIZE:
         log.write_text("")
 
