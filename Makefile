@@ -1,0 +1,41 @@
+# `make demo` and `make test` work in a fresh clone with nothing but Python 3.11 and make.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+TEST_ARGS ?=
+
+.PHONY: help setup setup-demo demo test lint format bench clean
+
+help:           ## what there is
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+setup:          ## everything for development, in .venv; does nothing when nothing has changed
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" bash .ci/install dev
+
+setup-demo:     ## only what a user installs
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" bash .ci/install
+
+demo: setup-demo        ## a run that survives two kill -9, on servers that start by themselves
+	@$(BIN)/safepoint demo
+
+test: setup     ## the tests; TEST_ARGS="-k name" picks some
+	@$(BIN)/pytest $(TEST_ARGS)
+
+lint: setup     ## every check that is not a test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: setup   ## what the formatter and the linter can mend by themselves
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup    ## measurements, printed as tables
+	$(BIN)/python bench
+
+clean:          ## everything that these targets have made
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
