@@ -26,7 +26,7 @@ lint: setup     ## every check that is not a test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
 format: setup   ## what the formatter and the linter can mend by themselves
