@@ -1,0 +1,112 @@
+"""What a flow awaits: a coroutine that hands itself to the driver and gets its committed outcome back."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Coroutine, Generator
+from typing import TYPE_CHECKING, TypeVar
+
+from ..ledger.errors import BudgetExceeded, Cancelled, DeadlineExceeded, SafepointError, StepFailed, WaitTimedOut
+from .branch import branch, branch_or_none
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ..ledger.key import Key
+    from .record import Asked, Kind, Load, Record
+
+__all__ = ["Awaited", "Suspended", "failure"]
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Suspended(Coroutine[object, object, R_co]):
+    """A coroutine of our own: it yields itself once to the driver, which sends the outcome."""
+
+    __slots__ = ("_running", "_spent")
+
+    @property
+    @abstractmethod
+    def what(self) -> str:
+        """How messages name it."""
+
+    def __init__(self) -> None:
+        self._running: Generator[object, object, R_co] | None = None
+        self._spent = False
+
+    def __await__(self) -> Generator[object, object, R_co]:
+        """Hand this to the driver of the run whose flow awaits it."""
+        if self._spent:
+            msg = f"{self.what} was awaited before: call it again for another one"
+            raise RuntimeError(msg)
+        self._spent = True
+        branch(what=f"await {self.what}")
+        return (yield self)  # type: ignore[misc]  # what the driver sends is what `outcome` gave: an R_co
+
+    def send(self, value: object) -> object:
+        """Drive it as a coroutine of its own: as a bare member of a gather."""
+        if self._running is None:
+            self._running = self.__await__()
+        return self._running.send(value)
+
+    def throw(  # type: ignore[override]  # only the form that Python has kept
+        self,
+        error: BaseException,
+        value: object = None,  # noqa: ARG002  # of the old form
+        traceback: TracebackType | None = None,  # noqa: ARG002  # of the old form
+    ) -> object:
+        """Raise an error where it is awaited."""
+        if self._running is None:
+            self._spent = True
+            raise error
+        return self._running.throw(error)
+
+    def close(self) -> None:
+        """Give it up."""
+        self._spent = True
+        if self._running is not None:
+            self._running.close()
+
+    def __del__(self) -> None:
+        # As with Python's own coroutines: a forgotten await is silent work that never happens.
+        if not getattr(self, "_spent", True) and branch_or_none() is not None:
+            warnings.warn(f"{self.what} was never awaited", RuntimeWarning, stacklevel=2)
+
+
+class Awaited(Suspended[R_co]):
+    """A step or a wait: it has a key, and its outcome is committed."""
+
+    __slots__ = ()
+    kind: Kind
+    name: str
+    step_id: str
+    input_hash: bytes
+
+    @abstractmethod
+    def ask(self, key: Key, *, joins: str | None) -> Asked:
+        """Say what the flow asks for, under its key."""
+
+    @abstractmethod
+    def value(self, record: Record, load: Load) -> R_co:
+        """Decode the value of a committed outcome."""
+
+
+def failure(awaited: Awaited[object], record: Record) -> SafepointError | None:
+    """Give what an await raises for a committed outcome that is no success."""
+    if record.status == "succeeded":
+        return None
+    error = record.error or {}
+    kind, message = str(error.get("type", "Error")), str(error.get("message", ""))
+    match error.get("code"), record.kind, record.status:
+        case "budget", _, _:
+            return BudgetExceeded(message or None, what=error.get("what") or "tokens")
+        case "deadline", _, _:
+            return DeadlineExceeded()
+        case ("timeout", _, _) | (_, "signal", _):
+            return WaitTimedOut(name=awaited.name)
+        case ("cancelled", "step" | "effect", _) | (_, "step" | "effect", "cancelled"):
+            return Cancelled(message or None)
+        case _:
+            attempts = error.get("attempts", 1)
+            return StepFailed(awaited.name, kind, message, attempts if isinstance(attempts, int) else 1)

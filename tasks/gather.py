@@ -1,0 +1,178 @@
+"""Gather: several awaits of one flow at once, each in a branch of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Coroutine
+from typing import TYPE_CHECKING, Literal, TypeVar, cast, overload
+
+from .awaited import Awaited, Suspended
+from .flow import Call, ChildRun
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .branch import Branch
+
+__all__ = ["Gather", "Group", "gather"]
+
+T = TypeVar("T")
+T1 = TypeVar("T1")
+T2 = TypeVar("T2")
+T3 = TypeVar("T3")
+T4 = TypeVar("T4")
+T5 = TypeVar("T5")
+T6 = TypeVar("T6")
+
+
+class Gather(Suspended[list[object]]):
+    """What the driver is handed when a flow awaits a gather."""
+
+    __slots__ = ("limit", "members", "return_exceptions")
+
+    def __init__(self, members: Sequence[Awaitable[object]], *, limit: int | None, return_exceptions: bool) -> None:
+        self.members = tuple(_coroutine(member) for member in members)
+        self.limit = limit
+        self.return_exceptions = return_exceptions
+        super().__init__()
+
+    @property
+    def what(self) -> str:
+        """How messages name it."""
+        return "gather"
+
+    def close(self) -> None:
+        """Give up the members too."""
+        for member in self.members:
+            member.close()
+        super().close()
+
+
+class Group:
+    """A gather under way: who waits for it, which members have ended, and how."""
+
+    __slots__ = ("_ended", "_waiting", "cancelled", "gather", "name", "open", "parent")
+
+    def __init__(self, gather: Gather, *, parent: Branch, name: str, cancelled: bool) -> None:
+        self.gather = gather
+        self.parent = parent
+        self.name = name
+        # Whether the run was cancelled when the gather began: then it belongs to the clean-up.
+        self.cancelled = cancelled
+        self.open = len(gather.members)
+        self._ended: list[tuple[object, BaseException | None]] = [(None, None)] * self.open
+        self._waiting: Iterator[tuple[int, Coroutine[object, object, object]]] = iter(
+            enumerate(gather.members, start=1)
+        )
+
+    def next_member(self) -> tuple[int, Coroutine[object, object, object]] | None:
+        """Give the next member that has not started, with its number."""
+        return next(self._waiting, None)
+
+    def end(self, number: int, *, value: object, error: BaseException | None) -> bool:
+        """Note how a member ended; tell whether all have."""
+        self._ended[number - 1] = (value, error)
+        self.open -= 1
+        return self.open == 0
+
+    def joins(self, member: object) -> str | None:
+        """Name the gather if a member's outcome alone lets nothing new be asked."""
+        return self.name if self.gather.limit is None and isinstance(member, Awaited) else None
+
+    def outcome(self) -> tuple[object, BaseException | None]:
+        """Give what the await of the gather gives: the values, or the first failure by position."""
+        if self.gather.return_exceptions:
+            return [value if error is None else error for value, error in self._ended], None
+        first = next((error for _, error in self._ended if error is not None), None)
+        return [value for value, _ in self._ended], first
+
+
+def _coroutine(member: Awaitable[object]) -> Coroutine[object, object, object]:
+    if isinstance(member, Coroutine):
+        return member
+    if isinstance(member, Call):
+        return ChildRun(member)
+    if isinstance(member, Awaitable):
+        return _await(member)
+    msg = f"gather: {member!r} cannot be awaited. Accepted: step calls, waits, child runs and coroutines"
+    raise TypeError(msg)
+
+
+async def _await(member: Awaitable[object]) -> object:
+    return await member
+
+
+@overload
+def gather(
+    a: Awaitable[T1], /, *, limit: int | None = None, return_exceptions: Literal[False] = False
+) -> Coroutine[object, object, tuple[T1]]: ...
+@overload
+def gather(
+    a: Awaitable[T1], b: Awaitable[T2], /, *, limit: int | None = None, return_exceptions: Literal[False] = False
+) -> Coroutine[object, object, tuple[T1, T2]]: ...
+@overload
+def gather(
+    a: Awaitable[T1],
+    b: Awaitable[T2],
+    c: Awaitable[T3],
+    /,
+    *,
+    limit: int | None = None,
+    return_exceptions: Literal[False] = False,
+) -> Coroutine[object, object, tuple[T1, T2, T3]]: ...
+@overload
+def gather(
+    a: Awaitable[T1],
+    b: Awaitable[T2],
+    c: Awaitable[T3],
+    d: Awaitable[T4],
+    /,
+    *,
+    limit: int | None = None,
+    return_exceptions: Literal[False] = False,
+) -> Coroutine[object, object, tuple[T1, T2, T3, T4]]: ...
+@overload
+def gather(
+    a: Awaitable[T1],
+    b: Awaitable[T2],
+    c: Awaitable[T3],
+    d: Awaitable[T4],
+    e: Awaitable[T5],
+    /,
+    *,
+    limit: int | None = None,
+    return_exceptions: Literal[False] = False,
+) -> Coroutine[object, object, tuple[T1, T2, T3, T4, T5]]: ...
+@overload
+def gather(
+    a: Awaitable[T1],
+    b: Awaitable[T2],
+    c: Awaitable[T3],
+    d: Awaitable[T4],
+    e: Awaitable[T5],
+    f: Awaitable[T6],
+    /,
+    *,
+    limit: int | None = None,
+    return_exceptions: Literal[False] = False,
+) -> Coroutine[object, object, tuple[T1, T2, T3, T4, T5, T6]]: ...
+@overload
+def gather(
+    *members: Awaitable[T], limit: int | None = None, return_exceptions: Literal[False] = False
+) -> Coroutine[object, object, list[T]]: ...
+@overload
+def gather(
+    a: Awaitable[T1], b: Awaitable[T2], /, *, limit: int | None = None, return_exceptions: bool
+) -> Coroutine[object, object, tuple[T1 | BaseException, T2 | BaseException]]: ...
+@overload
+def gather(
+    *members: Awaitable[T], limit: int | None = None, return_exceptions: bool
+) -> Coroutine[object, object, list[T | BaseException]]: ...
+def gather(*members: Awaitable[object], limit: int | None = None, return_exceptions: bool = False) -> object:
+    """Await several at once: step calls, waits, child runs and coroutines, any mix; at most `limit` of them at a time.
+
+    It waits for all of them, then raises the first failure by position, or gives the failures among the values.
+    """
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        msg = f"gather: limit={limit!r}: accepted is a whole number from 1, or None"
+        raise ValueError(msg)
+    return cast("object", Gather(members, limit=limit, return_exceptions=return_exceptions))
