@@ -219,7 +219,9 @@ def _no_arguments(arguments: dict[str, Any]) -> bool:
 
 
 def _safe_argument(arguments: dict[str, Any]) -> bool:
-    return arguments.keys() <= {"safe"} and all(value is None or isinstance(value, bool) for value in arguments.values())
+    return arguments.keys() <= {"safe"} and all(
+        value is None or isinstance(value, bool) for value in arguments.values()
+    )
 
 
 def _defaults_argument(arguments: dict[str, Any]) -> bool:
@@ -228,12 +230,21 @@ def _defaults_argument(arguments: dict[str, Any]) -> bool:
 
 def _task_items(arguments: dict[str, Any]) -> bool:
     items = arguments.get("taskinfoitems") or []
-    return arguments.keys() <= {"taskinfoitems"} and isinstance(items, list) and set(items) <= {"exchange", "routing_key", "rate_limit"}
+    return (
+        arguments.keys() <= {"taskinfoitems"}
+        and isinstance(items, list)
+        and set(items) <= {"exchange", "routing_key", "rate_limit"}
+    )
 
 
 def _ids(arguments: dict[str, Any]) -> bool:
     ids = arguments.get("ids")
-    return arguments.keys() == {"ids"} and isinstance(ids, list) and len(ids) <= 100 and all(_is_text(item) for item in ids)
+    return (
+        arguments.keys() == {"ids"}
+        and isinstance(ids, list)
+        and len(ids) <= 100
+        and all(_is_text(item) for item in ids)
+    )
 
 
 # What Flower and `celery inspect` ask, and nothing that changes a worker.
@@ -289,7 +300,9 @@ class GatedPidbox(pidbox.Pidbox):
         method, arguments = body.get("method"), body.get("arguments") or {}
         allowed = ALLOWED_COMMANDS.get(method) if isinstance(method, str) else None
         destination = body.get("destination")
-        if destination is not None and not (isinstance(destination, list) and all(isinstance(node, str) for node in destination)):
+        if destination is not None and not (
+            isinstance(destination, list) and all(isinstance(node, str) for node in destination)
+        ):
             return False
         return allowed is not None and isinstance(arguments, dict) and allowed(arguments) and self._is_reply(body)
 
@@ -300,7 +313,9 @@ class GatedPidbox(pidbox.Pidbox):
         if not isinstance(reply_to, dict) or reply_to.keys() != {"exchange", "routing_key"}:
             return False
         # A reply declares the exchange it is sent to: it must not be one of the sender's choice.
-        return reply_to["exchange"] == self._reply_exchange and _is(TOKEN, reply_to["routing_key"]) and _is(TOKEN, ticket)
+        return (
+            reply_to["exchange"] == self._reply_exchange and _is(TOKEN, reply_to["routing_key"]) and _is(TOKEN, ticket)
+        )
 
     def _refuse(self, message: Any, reason: str = "command") -> None:
         self.refused += 1

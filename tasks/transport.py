@@ -1,11 +1,226 @@
-"""Kombu's transports with a guard: what cannot be read arrives empty, and the gate refuses it like any other rubbish."""
+"""Kombu's transports with a guard: what cannot be read arrives empty, and the gate refuses it like any other rubbish.
+
+A message that kombu or py-amqp fails to parse ends a worker before the gate can see it: the error is raised in the event
+loop. So the guard looks first. It repairs nothing: it puts an empty message in the place of a broken one.
+"""
 
 from __future__ import annotations
 
-from celery.app.amqp import AMQP
+import json
+from base64 import b64decode
+from functools import cache
+from struct import error as StructError
+from typing import Any
 
-__all__ = ["GuardedAMQP"]
+from amqp import method_framing, spec
+from amqp.basic_message import Message as AmqpMessage
+from amqp.exceptions import FrameSyntaxError
+from amqp.serialization import loads as amqp_loads
+from celery.app.amqp import AMQP
+from celery.utils.log import get_logger
+from kombu import Connection
+from kombu.transport import pyamqp
+from kombu.transport import redis as kombu_redis
+from kombu.transport.base import Transport
+from kombu.utils.json import loads as kombu_loads
+
+__all__ = ["GuardedAMQP", "GuardedConnection", "guarded", "is_envelope", "readable"]
+
+logger = get_logger(__name__)
+
+MAX_ITEM = 1_048_576  # bytes of one item of a Redis list: more is not even parsed
+UNREADABLE = "application/x-unreadable"
+# Others would be decoded by Python's codecs before the gate is asked; some take minutes for a megabyte.
+ENCODINGS = frozenset([None, "", "utf-8", "binary", "us-ascii"])
+_EMPTY_ITEM = json.dumps(
+    {
+        "body": "",
+        "content-type": UNREADABLE,
+        "content-encoding": "utf-8",
+        "headers": {},
+        "properties": {
+            "delivery_tag": "unreadable",
+            "delivery_info": {"exchange": "", "routing_key": ""},
+            "body_encoding": "base64",
+        },
+    }
+).encode()
+_PARSE_ERRORS = (ValueError, TypeError, KeyError, IndexError, OverflowError, ArithmeticError, RecursionError)
+
+
+class GuardedConnection(Connection):
+    """A broker connection whose transport is guarded."""
+
+    def get_transport_cls(self) -> type[Transport]:
+        """Return the guarded form of the URL's transport."""
+        return guarded(super().get_transport_cls())
 
 
 class GuardedAMQP(AMQP):
     """Celery's messaging with guarded connections."""
+
+    Connection = GuardedConnection
+
+
+@cache
+def guarded(transport: type[Transport]) -> type[Transport]:
+    """Return a transport's guarded form; what is neither Redis nor AMQP stays as it is."""
+    if issubclass(transport, kombu_redis.Transport):
+        channel = type("GuardedChannel", (_RedisGuard, transport.Channel), {"QoS": _GuardedQoS})
+        return type(f"Guarded{transport.__name__}", (transport,), {"Channel": channel})
+    if issubclass(transport, pyamqp.Transport):
+        return type(f"Guarded{transport.__name__}", (transport,), {"Connection": _GuardedAmqpConnection})
+    return transport
+
+
+# --- Redis ----------------------------------------------------------------------------------------------------------
+
+
+def readable(item: bytes | str) -> bytes | str:
+    """Return an item of a queue, or an empty message when kombu could not take it apart."""
+    if len(item) > MAX_ITEM:
+        return _EMPTY_ITEM
+    try:
+        payload = kombu_loads(item)
+    except _PARSE_ERRORS:
+        return _EMPTY_ITEM
+    return item if is_envelope(payload) else _EMPTY_ITEM
+
+
+def is_envelope(payload: object) -> bool:
+    """Whether this is kombu's envelope of a message, as far as kombu relies on it."""
+    match payload:
+        case {"body": str(body), "properties": dict(properties), "headers": dict(headers)}:
+            types_fit = isinstance(payload.get("content-type"), str | None) and _is_encoding(
+                payload.get("content-encoding")
+            )
+            return (
+                types_fit and "compression" not in headers and _is_body(body, properties) and _is_delivery(properties)
+            )
+    return False
+
+
+def _is_encoding(value: object) -> bool:
+    return (value is None or isinstance(value, str)) and value in ENCODINGS
+
+
+def _is_body(body: str, properties: dict[str, Any]) -> bool:
+    match properties.get("body_encoding"):
+        case None | "utf-8":
+            return True
+        case "base64":
+            try:
+                b64decode(body)
+            except ValueError:
+                return False
+            return True
+    return False
+
+
+def _is_delivery(properties: dict[str, Any]) -> bool:
+    match properties:
+        case {"delivery_tag": str(tag), "delivery_info": {"exchange": str(), "routing_key": str()}}:
+            return 0 < len(tag) <= 100
+    return False
+
+
+class _GuardedQoS(kombu_redis.QoS):
+    """The list of messages that are not acked, in which a broken entry does not block the others behind it."""
+
+    def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:  # noqa: FBT001, FBT002  # kombu's
+        """Put a message back into its queue, or drop what is none."""
+        try:
+            super().restore_by_tag(tag, client, leftmost)
+        except _PARSE_ERRORS as error:
+            logger.warning("unacked entry dropped: reason=%s", type(error).__name__)
+            self._remove_from_indices(tag).execute()
+
+
+class _RedisGuard:
+    """What a Redis channel does differently when it is guarded; mixed in front of kombu's channel."""
+
+    _commands: Any = None
+    pool: Any
+
+    def _create_client(self, asynchronous: bool = False) -> Any:  # noqa: FBT001, FBT002  # kombu's signature
+        if asynchronous:
+            client = super()._create_client(asynchronous=True)  # type: ignore[misc]  # the channel behind this one
+            parse = client.parse_response
+            client.parse_response = lambda *args, **kwargs: _readable_reply(parse(*args, **kwargs))
+            return client
+        # kombu makes a client for each command, which costs more than the command; after a fork the pool is another one.
+        if self._commands is None or self._commands.connection_pool is not self.pool:
+            self._commands = super()._create_client()  # type: ignore[misc]  # the channel behind this one
+        return self._commands
+
+    def _handle_message(self, client: Any, reply: Any) -> dict[str, Any]:
+        payload: dict[str, Any] = super()._handle_message(client, reply)  # type: ignore[misc]  # as above
+        if isinstance(payload["data"], bytes | str) and payload["data"]:
+            payload["data"] = readable(payload["data"])
+        return payload
+
+
+def _readable_reply(reply: Any) -> Any:
+    # A BRPOP's reply is a pair of key and item; every other command of this client answers something else.
+    match reply:
+        case [key, bytes() | str() as item]:
+            return [key, readable(item)]
+    return reply
+
+
+# --- AMQP -----------------------------------------------------------------------------------------------------------
+
+
+def _guarded_frame_handler(connection: Any, callback: Any, **kwargs: Any) -> Any:
+    on_frame = method_framing.frame_handler(connection, callback, **kwargs)
+
+    def on_guarded_frame(frame: Any) -> Any:
+        kind, channel, buffer = frame
+        if kind == 2 and not _is_readable_header(buffer):
+            # Class, weight and size of the body stay; the properties become none.
+            frame = (kind, channel, bytes(buffer[:12]) + b"\0\0")
+        return on_frame(frame)
+
+    return on_guarded_frame
+
+
+def _is_readable_header(buffer: bytes) -> bool:
+    header = AmqpMessage()
+    try:
+        header.inbound_header(buffer)
+    except (*_PARSE_ERRORS, StructError, FrameSyntaxError):
+        return False
+    return header.properties.get("content_encoding") in ENCODINGS
+
+
+class _GuardedAmqpMessage(pyamqp.Message):
+    def __init__(self, msg: Any, channel: Any = None, **kwargs: Any) -> None:
+        headers = msg.properties.get("application_headers")
+        if headers and headers.get("compression"):
+            # kombu would unpack it here, however large it gets; without its body the message is refused.
+            msg.body = b""
+            headers["compression"] = None
+        super().__init__(msg, channel=channel, **kwargs)
+
+
+class _GuardedAmqpChannel(pyamqp.Channel):
+    Message = _GuardedAmqpMessage
+
+    def dispatch_method(self, method_sig: Any, payload: Any, content: Any) -> Any:
+        """Hand a frame on, but reject a delivery whose own names cannot be decoded (a routing key may hold any bytes)."""
+        if method_sig == spec.Basic.Deliver:
+            try:
+                amqp_loads("sLbss", payload, 4)
+            except UnicodeDecodeError:
+                (consumer, tag), _ = amqp_loads("sL", payload, 4)
+                if consumer not in self.no_ack_consumers:
+                    self.basic_reject(tag, requeue=False)
+                return None
+        return super().dispatch_method(method_sig, payload, content)
+
+
+class _GuardedAmqpConnection(pyamqp.Connection):
+    Channel = _GuardedAmqpChannel
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, frame_handler=_guarded_frame_handler, **kwargs)

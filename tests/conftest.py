@@ -1,6 +1,6 @@
-"""Real servers for every test that asks for one: an embedded PostgreSQL and Valkey a session, RabbitMQ where there is one.
+"""Real servers for the tests that ask for one: an embedded PostgreSQL and Valkey a session, RabbitMQ where there is one.
 
-Nothing of the machine's own servers is touched: a database of its own for each test, a vhost of its own for each session.
+Nothing of the machine's own servers is touched: a database of its own for each test, a vhost for each session.
 A server that is missing skips a test on a laptop and fails it where SAFEPOINT_CI=1.
 """
 
@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from base64 import b64encode
@@ -29,6 +30,9 @@ from kombu import Connection
 from safepoint.config import embedded
 from safepoint.config.valkey import _program as valkey_program
 from safepoint.ledger.upgrade import upgrade
+
+# tests/ is no package: what several folders share is imported from here by its own name.
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 RABBITMQ = "amqp://guest:guest@127.0.0.1:5672//"
 TEMPLATE = "safepoint_template"
@@ -65,7 +69,7 @@ def missing(what: str) -> NoReturn:
 
 
 def _session_home() -> Path:
-    # One home for all of pytest-xdist's workers; short, and not inside pytest's own folder, which nobody else may enter.
+    # One home for all of pytest-xdist's workers; not inside pytest's own folder, which nobody else may enter.
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid4().hex
     return Path(tempfile.gettempdir()) / f"safepoint-test-{run[:12]}"
 
@@ -208,12 +212,19 @@ def broker_url(request: pytest.FixtureRequest) -> str:
     return url
 
 
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
 @dataclass
 class ValkeyServer:
     """A Valkey without persistence that a test may kill, freeze and start again on its port."""
 
     folder: Path
-    port: int = field(default_factory=lambda: _free_port())
+    port: int = field(default_factory=_free_port)
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -248,13 +259,6 @@ class ValkeyServer:
             self.process.kill()
             self.process.wait()
             self.process = None
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @pytest.fixture

@@ -1,0 +1,45 @@
+"""A Celery app for tests of the wire: its executor writes down which step it was given, and nothing else.
+
+`celery -A recorder worker` with BROKER_URL and RECORD (a file).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from safepoint.config.settings import load
+from safepoint.tasks.app import App, make_app
+
+
+def _write(*words: object) -> None:
+    # One write to a file opened for appending: lines of several processes do not mix.
+    with open(os.environ["RECORD"], "ab", buffering=0) as record:
+        record.write((" ".join(str(word) for word in words) + "\n").encode())
+
+
+def execute(run: str, step: str, lane: str, request: Any) -> str:
+    """Record the step; one named `sleep#N` takes N hundredths of a second."""
+    _write("start", run, step, os.getpid())
+    name, _, number = step.rpartition("#")
+    if name == "sleep":
+        time.sleep(int(number) / 100)
+    _write("done", run, step, os.getpid())
+    return "recorded"
+
+
+def make() -> App:
+    """Make the app for the broker in the environment."""
+    return make_app(
+        load(env={}),
+        os.environ["BROKER_URL"],
+        steps={"good": 600.0, "sleep": 600.0},
+        executor=execute,
+        scan=lambda: _write("scan"),
+        unknown=lambda run, step, lane: _write("unknown", run, step),
+    )
+
+
+if "BROKER_URL" in os.environ:
+    app = make()
