@@ -29,12 +29,11 @@ __all__ = ["EmbeddedStack", "Status", "ensure", "status", "stop"]
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """What one start tells the next: the passwords, which never change, and the ports, which seldom do."""
+    """What one start tells the next: the passwords, which never change, and a port, which seldom does."""
 
     postgres_password: str
     valkey_password: str
     postgres_port: int | None = None
-    valkey_port: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +49,10 @@ class Status:
 class EmbeddedStack:
     """One process's share in the servers of a home; give it back with `close`, or use it as a context."""
 
-    def __init__(self, home: Path, memory: _Memory, users: int) -> None:
+    def __init__(self, home: Path, memory: _Memory, valkey_port: int, users: int) -> None:
         self.home = home
         self._memory = memory
+        self._valkey_port = valkey_port
         self._users: int | None = users
         _shares.add(self)
         atexit.register(self.close)
@@ -68,7 +68,7 @@ class EmbeddedStack:
     @property
     def broker_url(self) -> str:
         """The broker's URL, password included."""
-        return f"redis://:{self._memory.valkey_password}@127.0.0.1:{self._memory.valkey_port}/0"
+        return f"redis://:{self._memory.valkey_password}@127.0.0.1:{self._valkey_port}/0"
 
     def close(self) -> None:
         """Leave; the last one to leave stops the servers."""
@@ -121,13 +121,14 @@ def ensure(home: Path) -> EmbeddedStack:
             fcntl.flock(users, fcntl.LOCK_SH)
             memory = _remember(home)
             postgres_port = Postgres(home, memory.postgres_password).ensure(memory.postgres_port)
-            valkey_port = Valkey(home, memory.valkey_password).ensure(memory.valkey_port)
-            memory = replace(memory, postgres_port=postgres_port, valkey_port=valkey_port)
-            _write(home, memory)
+            valkey_port = Valkey(home, memory.valkey_password).ensure()
+            if memory.postgres_port != postgres_port:
+                memory = replace(memory, postgres_port=postgres_port)
+                _write(home, memory)
         except BaseException:
             os.close(users)
             raise
-    return EmbeddedStack(home, memory, users)
+    return EmbeddedStack(home, memory, valkey_port, users)
 
 
 def stop(home: Path) -> None:
@@ -146,19 +147,19 @@ def status(home: Path) -> Status:
     with _door(home):
         memory = _remember(home)
         found = Postgres(home, memory.postgres_password).running()
-        answers = Valkey(home, memory.valkey_password).running(memory.valkey_port)
+        valkey_port = Valkey(home, memory.valkey_password).running()
         users = _open(home / "embedded.users")
         try:
             in_use = not _is_alone(users)
         finally:
             os.close(users)
-    return Status(home, found[1] if found else None, memory.valkey_port if answers else None, in_use=in_use)
+    return Status(home, found[1] if found else None, valkey_port, in_use=in_use)
 
 
 def _stop(home: Path) -> None:
     memory = _remember(home)
     # The broker first: nothing new is handed out while the ledger writes its last commits.
-    Valkey(home, memory.valkey_password).stop(memory.valkey_port)
+    Valkey(home, memory.valkey_password).stop()
     Postgres(home, memory.postgres_password).stop()
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .errors import ConfigError, Problem
 
-__all__ = ["Identity", "choose", "like_home", "own", "run", "start"]
+__all__ = ["Identity", "choose", "command_as", "like_home", "own", "run", "start"]
 
 _LAUNCH = Path(__file__).with_name("launch.py")
 _CAP_DAC_OVERRIDE = 1
@@ -104,6 +104,11 @@ def like_home(path: Path, home: Path) -> None:
     if os.geteuid() == 0:
         found = home.stat()
         os.chown(path, found.st_uid, found.st_gid)
+
+
+def command_as(identity: Identity, home: Path, command: Sequence[str]) -> list[str]:
+    """Return the command that runs another one under the identity."""
+    return _plan(identity, home, command)
 
 
 def run(identity: Identity, home: Path, command: Sequence[str], *, stdin: str = "") -> subprocess.CompletedProcess[str]:

@@ -47,6 +47,8 @@ _SETTINGS = {
 _READY_WITHIN = 60.0  # seconds: crash recovery after a long write load
 _STOPPED_WITHIN = 30.0
 _POLL = 0.02
+# Somebody took the port meanwhile, or the last backends of a killed server are still ending.
+_PASSES = ("could not create any TCP/IP sockets", "pre-existing shared memory block")
 # No process ever has this id (above the kernel's limit), so a stale file that names it holds up nothing.
 _NO_PROCESS = 2**31 - 2
 
@@ -106,6 +108,7 @@ class Postgres:
             ends(pid, within=_STOPPED_WITHIN)
 
     def _start(self, who: identity.Identity, programs: Path, preferred_port: int | None) -> int:
+        reason = ""
         port = preferred_port if preferred_port and is_free(preferred_port) else free_port()
         for _ in range(8):
             options = [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]
@@ -114,10 +117,12 @@ class Postgres:
             found = self._await_ready(pid)
             if found:
                 return found[1]
-            # Somebody took the port meanwhile, or the last backends of a killed server are still ending.
+            reason = last_lines(self.log)
+            if not any(words in reason for words in _PASSES):
+                break
             time.sleep(0.3)
             port = free_port()
-        raise self._did_not_start(last_lines(self.log))
+        raise self._did_not_start(reason)
 
     def _await_ready(self, pid: int | None) -> tuple[int, int] | None:
         """Wait until the process accepts connections; none when it ended before."""

@@ -6,6 +6,7 @@ Its append-only file keeps the queued messages over a restart; if it is lost, th
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from dataclasses import dataclass
@@ -14,12 +15,14 @@ from pathlib import Path
 
 from . import identity
 from .errors import ConfigError, EmbeddedStackError, Problem
-from .process import free_port, is_alive, last_lines, prepare_log
+from .process import ends, free_port, is_alive, last_lines, prepare_log, runs_with
 
 __all__ = ["Valkey"]
 
 _CONFIG = """\
 bind 127.0.0.1
+pidfile "{data}/valkey.pid"
+set-proc-title no
 port {port}
 requirepass {password}
 dir "{data}"
@@ -37,7 +40,7 @@ _POLL = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Valkey:
-    """The server of `home`; whoever answers to its password on its port is it."""
+    """The server of `home`; its files say whether it runs."""
 
     home: Path
     password: str
@@ -52,61 +55,81 @@ class Valkey:
         """The server's log file."""
         return self.home / "valkey.log"
 
-    def running(self, port: int | None) -> bool:
-        """Tell whether the server answers on this port."""
-        return port is not None and self._ask(port, "PING") == "+PONG"
+    @property
+    def configuration(self) -> Path:
+        """The server's configuration, a file because a password on the command line is everybody's to read."""
+        return self.data / "valkey.conf"
 
-    def ensure(self, preferred_port: int | None) -> int:
+    def running(self) -> int | None:
+        """Return the port of the server when it is up and answers."""
+        port = self._port()
+        return port if port and self._live_pid() and self._ask(port, "PING") == "+PONG" else None
+
+    def ensure(self) -> int:
         """Start the server unless it runs, and return the port."""
-        if preferred_port is not None and self._await_ready(preferred_port, None):
-            return preferred_port
+        found = self._await_ready(self._live_pid())
+        if found:
+            return found
         program = _program()
         prepare_log(self.log)
         who = identity.choose(self.home, data=self.data, program=program, reads=[])
         identity.own(who, self.data)
         # The last port first: a client that has seen it finds the server again.
-        port = preferred_port or free_port()
+        port = self._port() or free_port()
         for _ in range(8):
-            pid = identity.start(who, self.home, [str(program), str(self._configure(who, port))], log=self.log)
-            if self._await_ready(port, pid):
+            self._configure(who, port)
+            pid = identity.start(who, self.home, [str(program), str(self.configuration)], log=self.log)
+            if self._await_ready(pid):
                 return port
-            port = free_port()
-        raise EmbeddedStackError(
-            server="Valkey", reason=last_lines(self.log), log=str(self.log), variable="SAFEPOINT_BROKER_URL"
-        )
+            port = free_port()  # somebody took it meanwhile
+        raise self._did_not_start(last_lines(self.log))
 
-    def stop(self, port: int | None) -> None:
+    def stop(self) -> None:
         """Stop the server after its file is written."""
-        if port is None:
+        pid, port = self._live_pid(), self._port()
+        if pid is None:
             return
-        self._ask(port, "SHUTDOWN")
-        deadline = time.monotonic() + _STOPPED_WITHIN
-        while self._ask(port, "PING") is not None and time.monotonic() < deadline:
-            time.sleep(_POLL)
+        if port is None or self._ask(port, "SHUTDOWN") is not None:
+            os.kill(pid, signal.SIGTERM)
+        ends(pid, within=_STOPPED_WITHIN)
 
-    def _configure(self, who: identity.Identity, port: int) -> Path:
-        """Write the configuration as a file: a password on the command line is everybody's to read."""
-        path = self.data / "valkey.conf"
-        path.touch(mode=0o600)
-        path.write_text(_CONFIG.format(port=port, password=self.password, data=self.data))
+    def _configure(self, who: identity.Identity, port: int) -> None:
+        self.configuration.touch(mode=0o600)
+        self.configuration.write_text(_CONFIG.format(port=port, password=self.password, data=self.data))
         if who.owner:
-            os.chown(path, *who.owner)
-        return path
+            os.chown(self.configuration, *who.owner)
 
-    def _await_ready(self, port: int, pid: int | None) -> bool:
+    def _port(self) -> int | None:
+        try:
+            lines = self.configuration.read_text().splitlines()
+        except OSError:
+            return None
+        return next((int(line.split()[1]) for line in lines if line.startswith("port ")), None)
+
+    def _live_pid(self) -> int | None:
+        try:
+            pid = int((self.data / "valkey.pid").read_text())
+        except (OSError, ValueError):
+            return None
+        return pid if runs_with(pid, str(self.configuration)) else None
+
+    def _await_ready(self, pid: int | None) -> int | None:
+        """Wait until the process answers; none when it ended before. Two servers must never write to one file."""
         deadline = time.monotonic() + _READY_WITHIN
-        while time.monotonic() < deadline:
-            answer = self._ask(port, "PING")
-            if answer == "+PONG":
-                return True
-            loading = answer is not None and answer.startswith("-LOADING")
-            if not loading and (pid is None or not is_alive(pid)):
-                return False
+        while pid is not None and is_alive(pid):
+            port = self.running()
+            if port:
+                return port
+            if time.monotonic() > deadline:
+                raise self._did_not_start(f"no answer after {_READY_WITHIN:g} s: {last_lines(self.log)}")
             time.sleep(_POLL)
-        return False
+        return None
+
+    def _did_not_start(self, reason: str) -> EmbeddedStackError:
+        return EmbeddedStackError(server="Valkey", reason=reason, log=str(self.log), variable="SAFEPOINT_BROKER_URL")
 
     def _ask(self, port: int, command: str) -> str | None:
-        """Send one command; none when nobody there knows the password."""
+        """Send one command; none when nobody answers who knows the password, or nobody any more."""
         try:
             with (
                 socket.create_connection(("127.0.0.1", port), timeout=5) as connection,
