@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArgumentsMismatch",
+    "ArtifactCorrupt",
     "BadArguments",
     "BrokerUnavailable",
     "BudgetExceeded",
@@ -41,6 +42,7 @@ __all__ = [
     "SchemaTooNew",
     "SchemaTooOld",
     "StepFailed",
+    "StepTimeout",
     "UnknownFlow",
     "UnknownStep",
     "UnresolvedAnnotation",
@@ -109,6 +111,12 @@ class WaitTimedOut(SafepointError, TimeoutError):
     """Nothing came for {name!r} in time."""
 
     name: str
+
+
+class StepTimeout(SafepointError, TimeoutError):
+    """The attempt ran longer than the step's timeout of {seconds:g} s."""
+
+    seconds: float
 
 
 class ArgumentsMismatch(SafepointError, TypeError):
@@ -187,6 +195,13 @@ class ValueNotDecodable(SafepointError):
 
     path: str
     text: str
+
+
+class ArtifactCorrupt(SafepointError):
+    """The artifact {sha256} is not what was stored: {size} bytes with another digest."""
+
+    sha256: str
+    size: int
 
 
 class Diverged(SafepointError):

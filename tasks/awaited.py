@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Coroutine, Generator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from ..ledger.errors import BudgetExceeded, Cancelled, DeadlineExceeded, SafepointError, StepFailed, WaitTimedOut
 from .branch import branch, branch_or_none
@@ -42,7 +42,7 @@ class Suspended(Coroutine[object, object, R_co]):
             raise RuntimeError(msg)
         self._spent = True
         branch(what=f"await {self.what}")
-        return (yield self)  # type: ignore[misc]  # what the driver sends is what `outcome` gave: an R_co
+        return cast("R_co", (yield self))  # the driver sends what `value` has decoded
 
     def send(self, value: object) -> object:
         """Drive it as a coroutine of its own: as a bare member of a gather."""

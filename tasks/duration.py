@@ -12,7 +12,7 @@ __all__ = ["aware", "seconds"]
 
 def seconds(value: float | timedelta, *, what: str) -> float:
     """Give a duration in seconds."""
-    given = value.total_seconds() if isinstance(value, timedelta) else value
+    given: object = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(given, bool) or not isinstance(given, (int, float)):
         msg = f"{what}: {value!r} is no duration. Accepted: seconds as a number, or a timedelta"
         raise TypeError(msg)
@@ -24,7 +24,8 @@ def seconds(value: float | timedelta, *, what: str) -> float:
 
 def aware(value: datetime, *, what: str) -> datetime:
     """Give an instant back, or refuse one without a time zone."""
-    if not isinstance(value, datetime):
+    given: object = value
+    if not isinstance(given, datetime):
         msg = f"{what}: {value!r} is no instant. Accepted: an aware datetime"
         raise TypeError(msg)
     if value.tzinfo is None or value.utcoffset() is None:

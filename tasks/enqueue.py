@@ -39,10 +39,12 @@ class EnqueueOptions:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
-        if not self.tenant or not isinstance(self.tenant, str):
+        tenant: object = self.tenant
+        if not tenant or not isinstance(tenant, str):
             msg = f"tenant={self.tenant!r}: accepted is a text that is not empty"
             raise ValueError(msg)
-        if isinstance(self.priority, bool) or not isinstance(self.priority, int):
+        priority: object = self.priority
+        if isinstance(priority, bool) or not isinstance(priority, int):
             msg = f"priority={self.priority!r}: accepted is a whole number"
             raise TypeError(msg)
         if self.start_at is not None:
@@ -51,7 +53,8 @@ class EnqueueOptions:
             aware(self.deadline, what="deadline")
         elif self.deadline is not None:
             seconds(self.deadline, what="deadline")
-        wrong = [name for name, value in self.tags.items() if not isinstance(name, str) or not isinstance(value, str)]
+        pairs: list[tuple[object, object]] = list(self.tags.items())
+        wrong = [name for name, value in pairs if not (isinstance(name, str) and isinstance(value, str))]
         if wrong:
             msg = f"tags={dict(self.tags)!r}: {wrong[0]!r}: accepted are texts by text"
             raise TypeError(msg)

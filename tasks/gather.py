@@ -86,7 +86,7 @@ class Group:
         return [value for value, _ in self._ended], first
 
 
-def _coroutine(member: Awaitable[object]) -> Coroutine[object, object, object]:
+def _coroutine(member: object) -> Coroutine[object, object, object]:
     if isinstance(member, Coroutine):
         return member
     if isinstance(member, Call):
@@ -102,11 +102,7 @@ async def _await(member: Awaitable[object]) -> object:
 
 
 @overload
-def gather(
-    a: Awaitable[T1], /, *, limit: int | None = None, return_exceptions: Literal[False] = False
-) -> Coroutine[object, object, tuple[T1]]: ...
-@overload
-def gather(
+def gather(  # pyright: ignore[reportOverlappingOverload]  # as asyncio's: a fixed number gives a tuple, *many a list
     a: Awaitable[T1], b: Awaitable[T2], /, *, limit: int | None = None, return_exceptions: Literal[False] = False
 ) -> Coroutine[object, object, tuple[T1, T2]]: ...
 @overload
@@ -160,19 +156,30 @@ def gather(
     *members: Awaitable[T], limit: int | None = None, return_exceptions: Literal[False] = False
 ) -> Coroutine[object, object, list[T]]: ...
 @overload
-def gather(
-    a: Awaitable[T1], b: Awaitable[T2], /, *, limit: int | None = None, return_exceptions: bool
-) -> Coroutine[object, object, tuple[T1 | BaseException, T2 | BaseException]]: ...
+def gather(  # pyright: ignore[reportOverlappingOverload]  # as above
+    a: Awaitable[T1], b: Awaitable[T2], /, *, limit: int | None = None, return_exceptions: Literal[True]
+) -> Coroutine[object, object, tuple[T1 | Exception, T2 | Exception]]: ...
 @overload
 def gather(
-    *members: Awaitable[T], limit: int | None = None, return_exceptions: bool
-) -> Coroutine[object, object, list[T | BaseException]]: ...
+    a: Awaitable[T1],
+    b: Awaitable[T2],
+    c: Awaitable[T3],
+    /,
+    *,
+    limit: int | None = None,
+    return_exceptions: Literal[True],
+) -> Coroutine[object, object, tuple[T1 | Exception, T2 | Exception, T3 | Exception]]: ...
+@overload
+def gather(
+    *members: Awaitable[T], limit: int | None = None, return_exceptions: Literal[True]
+) -> Coroutine[object, object, list[T | Exception]]: ...
 def gather(*members: Awaitable[object], limit: int | None = None, return_exceptions: bool = False) -> object:
     """Await several at once: step calls, waits, child runs and coroutines, any mix; at most `limit` of them at a time.
 
     It waits for all of them, then raises the first failure by position, or gives the failures among the values.
     """
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+    given: object = limit
+    if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
         msg = f"gather: limit={limit!r}: accepted is a whole number from 1, or None"
         raise ValueError(msg)
     return cast("object", Gather(members, limit=limit, return_exceptions=return_exceptions))

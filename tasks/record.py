@@ -26,6 +26,7 @@ class Load(Protocol):
 
     def __call__(self, data: bytes, encoding: str, /) -> bytes:
         """Give the JSON that the stored bytes stand for."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

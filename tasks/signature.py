@@ -81,8 +81,9 @@ class Signature:
         fields: dict[str, object] = {}
         for name, parameter in self._signature.parameters.items():
             hint = self._shape(parameter)
-            fields[name] = hint if _is_required(parameter) else NotRequired[hint]  # type: ignore[valid-type]  # made here
-        arguments: Any = TypedDict(self.name, fields)  # type: ignore[misc, operator]  # its fields are known only here
+            fields[name] = hint if _is_required(parameter) else NotRequired[hint]
+        make: Any = TypedDict  # a type checker wants to read the fields, which only the annotations know
+        arguments = make(self.name, fields)
         arguments.__pydantic_config__ = ConfigDict(
             extra="forbid", ser_json_bytes="base64", val_json_bytes="base64", arbitrary_types_allowed=True
         )

@@ -75,7 +75,7 @@ class Step(Generic[P, R_co]):
         if ":" in self.name:
             msg = f"@{self.kind}: {self.name!r} cannot be a name, ':' marks the waits"
             raise ValueError(msg)
-        self.fn = fn
+        self.fn = cast("Callable[P, R_co]", fn)
         self.policy = policy
         self.is_async = inspect.iscoroutinefunction(fn)
         self.signature = Signature(fn, name=self.name, names=local_names(fn, frame))
@@ -178,13 +178,13 @@ class StepDecorator(Protocol):
     """What `step(...)` with options gives."""
 
     @overload
-    def __call__(self, fn: Callable[P, Coroutine[object, object, R]], /) -> Step[P, R]: ...  # type: ignore[overload-overlap]  # async first
+    def __call__(self, fn: Callable[P, Coroutine[object, object, R]], /) -> Step[P, R]: ...
     @overload
     def __call__(self, fn: Callable[P, R], /) -> Step[P, R]: ...
 
 
 @overload
-def step(fn: Callable[P, Coroutine[object, object, R]], /) -> Step[P, R]: ...  # type: ignore[overload-overlap]  # async first
+def step(fn: Callable[P, Coroutine[object, object, R]], /) -> Step[P, R]: ...
 @overload
 def step(fn: Callable[P, R], /) -> Step[P, R]: ...
 @overload

@@ -1,0 +1,129 @@
+"""Whether a failed attempt is tried again, and when: tenacity's own objects, evaluated by us.
+
+The delay is a row of the ledger, never a sleep.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from ..ledger.errors import Permanent, RetryAfter
+from .duration import seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tenacity import RetryCallState
+    from tenacity.stop import StopBaseT
+    from tenacity.wait import WaitBaseT
+
+    from .step import Step
+
+__all__ = ["Retry", "Stop", "decide"]
+
+T = TypeVar("T")
+
+# What no second attempt mends; a step with a `retry=` of its own decides by that alone.
+NEVER = (
+    Permanent,
+    TypeError,
+    ValueError,
+    KeyError,
+    AttributeError,
+    NotImplementedError,
+    PermissionError,
+    AssertionError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """The step is tried again after `delay` seconds."""
+
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The step has failed for good."""
+
+    reason: Literal["permanent", "attempts", "budget", "deadline", "policy"]
+    text: str
+
+
+def decide(
+    step: Step[..., object],
+    *,
+    attempt: int,
+    error: BaseException,
+    elapsed: float,
+    retries_left: int | None = None,
+    time_left: float | None = None,
+) -> Retry | Stop:
+    """Decide about an attempt (the first is 1) that ended in `error`, `elapsed` seconds after the first one began."""
+    try:
+        verdict = _by_policy(step, attempt=attempt, error=error, elapsed=elapsed)
+    except Exception as broken:  # noqa: BLE001  # the user's policy: the step fails, and says why
+        return Stop("policy", f"the retry policy of {step.name} raised {type(broken).__name__}: {broken}")
+    if isinstance(verdict, Stop):
+        return verdict
+    if retries_left is not None and retries_left < 1:
+        return Stop("budget", "the run's budget of retries is used up")
+    if time_left is not None and verdict.delay >= time_left:
+        return Stop("deadline", f"the next attempt would begin in {verdict.delay:.1f} s, after the run's deadline")
+    return verdict
+
+
+def _by_policy(step: Step[..., object], *, attempt: int, error: BaseException, elapsed: float) -> Retry | Stop:
+    state = _state(step, attempt=attempt, error=error, elapsed=elapsed)
+    if not _is_retried(step, error=error, state=state):
+        return Stop("permanent", f"{type(error).__name__} is not retried")
+    wait, stop = _defaults()
+    if isinstance(error, RetryAfter):
+        state.upcoming_sleep = seconds(error.seconds, what="RetryAfter")
+    else:
+        state.upcoming_sleep = seconds(_answer(step.policy.wait or wait, state), what="wait")
+    if _answer(step.policy.stop or stop, state):
+        return Stop("attempts", f"no attempt is left after {attempt}")
+    return Retry(state.upcoming_sleep)
+
+
+def _is_retried(step: Step[..., object], *, error: BaseException, state: RetryCallState) -> bool:
+    if isinstance(error, Permanent):
+        return False
+    if isinstance(error, RetryAfter):
+        return True
+    if step.policy.retry is not None:
+        return bool(_answer(step.policy.retry, state))
+    return not isinstance(error, NEVER)  # pydantic's ValidationError is a ValueError
+
+
+def _state(step: Step[..., object], *, attempt: int, error: BaseException, elapsed: float) -> RetryCallState:
+    from tenacity import Future, RetryCallState, Retrying  # noqa: PLC0415  # its import costs more than all of the face
+
+    state = RetryCallState(Retrying(), step.fn, (), {})
+    state.attempt_number = attempt
+    state.outcome = Future(attempt)
+    state.outcome.set_exception(error)
+    # Its clock is monotonic and of this process; only the difference is read, and that is the ledger's.
+    state.start_time, state.outcome_timestamp = 0.0, elapsed
+    return state
+
+
+def _answer(policy: Callable[[RetryCallState], T], state: RetryCallState) -> T:
+    answer = policy(state)
+    if inspect.iscoroutine(answer):
+        answer.close()
+        msg = f"{policy!r} is asynchronous. Accepted: tenacity's ordinary objects"
+        raise TypeError(msg)
+    return answer
+
+
+@functools.cache
+def _defaults() -> tuple[WaitBaseT, StopBaseT]:
+    from tenacity import stop_after_attempt, wait_random_exponential  # noqa: PLC0415  # as above
+
+    return wait_random_exponential(max=60), stop_after_attempt(5)
