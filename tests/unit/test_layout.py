@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("cli", "config", "ledger", "recovery", "tasks", "testing")
+ROOMS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py")) + sorted(ROOT.glob("*.py"))
 
