@@ -1,0 +1,267 @@
+"""What people and programs read of runs: lists, one run with all that belongs to it, its events, its history.
+
+Everything comes back as JSON values, in the form that the public page of the command line promises.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Connection, RowMapping, Text, cast, func, select, tuple_
+
+from .document import money, parsed, shown
+from .instant import iso
+from .key import Key
+from .reasons import OpenStep, RunFacts, complete, reasons
+from .schema import effect_history, effects, events, identity, runs, steps
+from .steps import Record
+from .why import open_steps
+
+__all__ = ["count_runs", "find_runs", "list_events", "list_runs", "read_history", "read_run"]
+
+Document = dict[str, Any]
+_FINAL: Final = frozenset({"succeeded", "failed", "cancelled"})
+
+
+def _text(column: ColumnElement[Any]) -> ColumnElement[str]:
+    # As a text: what psycopg makes of jsonb may fail on numbers that PostgreSQL takes.
+    return cast(column, Text).label(str(getattr(column, "name", "")))
+
+
+def _instant(column: ColumnElement[Any]) -> ColumnElement[str]:
+    return iso(column).label(str(getattr(column, "name", "")))
+
+
+_ENVELOPE: Final = (
+    runs.c.run_id, runs.c.tenant_id, runs.c.flow, runs.c.workflow_version, runs.c.status, _text(runs.c.reason),
+    runs.c.completed_steps, runs.c.attempt, _instant(runs.c.deadline), _text(runs.c.budget), runs.c.spent_tokens,
+    runs.c.spent_usd, runs.c.spent_retries, runs.c.wasted_tokens, runs.c.wasted_usd, _text(runs.c.versions),
+    runs.c.state_version, runs.c.input, runs.c.input_encoding, runs.c.result, runs.c.result_encoding,
+    _text(runs.c.error), _text(runs.c.tags), runs.c.conversation_id, _instant(runs.c.created_at),
+    _instant(runs.c.finished_at), runs.c.event_seq, _text(runs.c.artifacts),
+)  # fmt: skip
+
+
+def list_runs(
+    connection: Connection,
+    *,
+    tenant: str | None = None,
+    status: Sequence[str] = (),
+    flow: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    limit: int = 50,
+    before: UUID | None = None,
+) -> list[Document]:
+    """List runs, the newest first; `before` is the last run of the page before, `flow` may be `name@version`."""
+    conditions = _matching(tenant=tenant, status=status, flow=flow, tags=tags or {})
+    if before is not None:
+        # By value, not by position: a run that comes in between moves nothing.
+        last = select(runs.c.created_at, runs.c.run_id).where(runs.c.run_id == before)
+        conditions.append(tuple_(runs.c.created_at, runs.c.run_id) < last.scalar_subquery())
+    query = select(*_ENVELOPE).where(*conditions).order_by(runs.c.created_at.desc(), runs.c.run_id.desc()).limit(limit)
+    found = connection.execute(query).mappings().all()
+    open_ = open_steps(connection, [row["run_id"] for row in found])
+    return [_envelope(row, open_.get(row["run_id"], ())) for row in found]
+
+
+def count_runs(
+    connection: Connection, *, tenant: str | None = None, flow: str | None = None, tags: Mapping[str, str] | None = None
+) -> dict[str, int]:
+    """Count runs by status."""
+    conditions = _matching(tenant=tenant, status=(), flow=flow, tags=tags or {})
+    query = select(runs.c.status, func.count()).where(*conditions).group_by(runs.c.status).order_by(runs.c.status)
+    return {row[0]: row[1] for row in connection.execute(query)}
+
+
+def find_runs(connection: Connection, beginning: str, *, limit: int = 5) -> list[UUID]:
+    """Find runs by the beginning of their id, as people copy it from a narrow terminal."""
+    low, high = (UUID((beginning.replace("-", "") + 32 * filler)[:32]) for filler in "0f")
+    query = select(runs.c.run_id).where(runs.c.run_id.between(low, high)).order_by(runs.c.run_id).limit(limit)
+    return list(connection.scalars(query))
+
+
+def _matching(
+    *, tenant: str | None, status: Sequence[str], flow: str | None, tags: Mapping[str, str]
+) -> list[ColumnElement[bool]]:
+    name, _, version = (flow or "").partition("@")
+    wanted: tuple[tuple[object, ColumnElement[bool]], ...] = (
+        (tenant is not None, runs.c.tenant_id == tenant),
+        (status, runs.c.status.in_(status)),
+        (name, runs.c.flow == name),
+        (version, runs.c.workflow_version == version),
+        (tags, runs.c.tags.contains(dict(tags))),
+    )
+    return [condition for asked, condition in wanted if asked]
+
+
+def _envelope(row: RowMapping, open_: Sequence[OpenStep]) -> Document:
+    budget = parsed(row["budget"])
+    budget = budget if isinstance(budget, Mapping) else {}
+    return {
+        "run_id": str(row["run_id"]),
+        "tenant": row["tenant_id"],
+        "flow": row["flow"],
+        "version": row["workflow_version"],
+        "status": row["status"],
+        "reason": _reason(row, open_),
+        "current": [step.key for step in open_],
+        "completed_steps": row["completed_steps"],
+        "attempt": row["attempt"],
+        "deadline": row["deadline"],
+        "budget": {name: budget.get(name) for name in ("tokens", "usd", "retries")},
+        "spent": {"tokens": row["spent_tokens"], "usd": money(row["spent_usd"]), "retries": row["spent_retries"]},
+        "wasted": {"tokens": row["wasted_tokens"], "usd": money(row["wasted_usd"])},
+        "versions": parsed(row["versions"]),
+        "state_version": row["state_version"],
+        "input": shown(row["input"], row["input_encoding"]),
+        "result": shown(row["result"], row["result_encoding"]),
+        "error": parsed(row["error"]),
+        "tags": parsed(row["tags"]),
+        "conversation": row["conversation_id"],
+        "created_at": row["created_at"],
+        "finished_at": row["finished_at"],
+    }
+
+
+def _reason(row: RowMapping, open_: Sequence[OpenStep]) -> Document | None:
+    """Give the run's own reason; a run without one has the first of its steps that has, while none of them runs."""
+    own = parsed(row["reason"])
+    if row["status"] in _FINAL:
+        return None
+    if isinstance(own, Mapping) and own.get("code"):
+        return complete(own, str(row["run_id"]))
+    if any(step.status == "running" and step.owner_lives for step in open_):
+        return None
+    facts = RunFacts(str(row["run_id"]), row["status"], row["flow"], row["workflow_version"], own, open=open_)
+    return next(iter(reasons(facts)), None)
+
+
+def read_run(connection: Connection, run_id: UUID) -> Document | None:
+    """Read one run with its steps and effects; None when there is no such run."""
+    row = connection.execute(select(*_ENVELOPE).where(runs.c.run_id == run_id)).mappings().one_or_none()
+    if row is None:
+        return None
+    open_ = open_steps(connection, [run_id]).get(run_id, ())
+    found = parsed(row["artifacts"])
+    return {
+        **_envelope(row, open_),
+        "steps": _read_steps(connection, run_id),
+        "effects": _read_effects(connection, run_id),
+        "events": row["event_seq"],
+        "artifacts": found if isinstance(found, list) else [],
+    }
+
+
+def _read_steps(connection: Connection, run_id: UUID) -> list[Document]:
+    key = (steps.c.generation, steps.c.path, steps.c.step_id, steps.c.iteration)
+    query = (
+        select(
+            *key, steps.c.kind, steps.c.status, _text(steps.c.reason), steps.c.attempt, steps.c.recoveries,
+            steps.c.epoch, steps.c.lane, func.coalesce(steps.c.owner, steps.c.committed_by).label("node"),
+            _instant(steps.c.claimed_at), _instant(steps.c.committed_at), steps.c.tokens, steps.c.usd,
+        )
+        .where(steps.c.run_id == run_id)
+        # As they were committed, then what is open as the flow asked for it.
+        .order_by(steps.c.commit_seq.nulls_last(), steps.c.created_at, *key)
+    )  # fmt: skip
+    return [_step(row, str(run_id)) for row in connection.execute(query).mappings()]
+
+
+def _step(row: RowMapping, run_id: str) -> Document:
+    reason = parsed(row["reason"])
+    return {
+        "key": _key(row),
+        "step": row["step_id"],
+        "kind": row["kind"],
+        "generation": row["generation"],
+        "status": row["status"],
+        "reason": complete(reason, run_id, code=row["kind"]) if isinstance(reason, Mapping) else None,
+        "attempt": row["attempt"],
+        "recoveries": row["recoveries"],
+        "epoch": row["epoch"],
+        "lane": row["lane"],
+        "node": row["node"],
+        "started_at": row["claimed_at"],
+        "committed_at": row["committed_at"],
+        "spent": {"tokens": row["tokens"], "usd": money(row["usd"])},
+    }
+
+
+def _key(row: RowMapping) -> str:
+    return str(Key(row["generation"], row["path"], row["step_id"], row["iteration"]))
+
+
+def _read_effects(connection: Connection, run_id: UUID) -> list[Document]:
+    past = _effect_histories(connection, run_id)
+    query = (
+        select(
+            effects.c.idempotency_key, effects.c.generation, effects.c.path, effects.c.step_id, effects.c.iteration,
+            effects.c.status, effects.c.attempts, effects.c.external_id,
+        )
+        .where(effects.c.run_id == run_id)
+        .order_by(effects.c.created_at, effects.c.reference)
+    )  # fmt: skip
+    return [
+        {
+            "idempotency_key": row["idempotency_key"].hex(),
+            "key": _key(row),
+            "status": row["status"],
+            "attempts": row["attempts"],
+            "external_id": row["external_id"],
+            "history": past[row["idempotency_key"]],
+        }
+        for row in connection.execute(query).mappings()
+    ]
+
+
+def _effect_histories(connection: Connection, run_id: UUID) -> Mapping[bytes, list[Document]]:
+    own = effect_history
+    query = (
+        select(own.c.idempotency_key, own.c.status, own.c.actor, own.c.why, _text(own.c.evidence), _instant(own.c.at))
+        .join(effects, effects.c.idempotency_key == own.c.idempotency_key)
+        .where(effects.c.run_id == run_id)
+        .order_by(own.c.idempotency_key, own.c.n)
+    )
+    found: dict[bytes, list[Document]] = defaultdict(list)
+    for key, status, actor, reason, evidence, at in connection.execute(query):
+        entry = {"status": status, "actor": actor, "why": reason, "evidence": parsed(evidence), "at": at}
+        found[key].append(entry)
+    return found
+
+
+def list_events(connection: Connection, run_id: UUID, *, after: int = 0, limit: int = 1000) -> list[Document]:
+    """List a run's events after a number, in order; `id` is what a client hands back after a lost connection."""
+    query = (
+        select(events.c.seq, events.c.v, events.c.type, events.c.key, _text(events.c.data), _instant(events.c.at))
+        .where(events.c.run_id == run_id, events.c.seq > after)
+        .order_by(events.c.seq)
+        .limit(limit)
+    )
+    found = connection.execute(query).all()
+    incarnation = connection.scalar(select(identity.c.incarnation)) if found else None
+    return [
+        {"id": f"{incarnation}-{seq}", "seq": seq, "v": v, "type": type_, "key": key, "data": parsed(data), "at": at}
+        for seq, v, type_, key, data, at in found
+    ]
+
+
+def read_history(connection: Connection, run_id: UUID) -> list[Record]:
+    """Read what a run's flow has been told in its present generation, in the order in which it was committed."""
+    columns = (
+        steps.c.commit_seq, steps.c.generation, steps.c.path, steps.c.step_id, steps.c.iteration, steps.c.kind,
+        steps.c.status, steps.c.input_hash, steps.c.result, steps.c.result_encoding, steps.c.error, steps.c.at,
+        steps.c.tokens, steps.c.usd,
+    )  # fmt: skip
+    query = (
+        select(*columns)
+        .join(runs, runs.c.run_id == steps.c.run_id)
+        .where(steps.c.run_id == run_id, steps.c.commit_seq.is_not(None), steps.c.generation == runs.c.generation)
+        .order_by(steps.c.commit_seq)
+    )
+    return [
+        Record(seq, Key(generation, path, step, iteration), *told)
+        for seq, generation, path, step, iteration, *told in connection.execute(query)
+    ]

@@ -1,0 +1,144 @@
+"""Reads what the open steps of runs wait for, and why a run does not move; `reasons` puts it into words."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, Text, and_, cast, exists, func, or_, select
+
+from .document import parsed
+from .instant import NOW, iso, seconds_to
+from .key import Key
+from .reasons import OpenStep, RunFacts, reasons
+from .schema import lanes, nodes, runs, steps
+
+__all__ = ["open_steps", "why"]
+
+OPEN: Final = ("ready", "running", "waiting", "held")
+_owner = nodes.alias("owning_node")
+_child = runs.alias("child_run")
+
+
+def _is_served() -> ColumnElement[bool]:
+    """Whether a live node takes this step's lane and serves its run's version: what dispatch asks as well (P15)."""
+    return exists().where(
+        nodes.c.stopped_at.is_(None),
+        nodes.c.lease_until > NOW,
+        ~nodes.c.draining,
+        steps.c.lane == func.any(nodes.c.lanes),
+        (runs.c.flow + "@" + runs.c.workflow_version) == func.any(nodes.c.flows),
+    )
+
+
+def _open(run_ids: Sequence[UUID]) -> Select[Any]:
+    # By steps_open; the child of a wait is found by runs_children.
+    own_key = func.safepoint.key_v1(steps.c.path, steps.c.step_id, steps.c.iteration)
+    is_child = and_(_child.c.parent_run_id == steps.c.run_id, _child.c.parent_key == own_key, steps.c.kind == "child")
+    lives = or_(steps.c.owner.is_(None), and_(_owner.c.stopped_at.is_(None), _owner.c.lease_until > NOW))
+    return (
+        select(
+            steps.c.run_id, steps.c.generation, steps.c.path, steps.c.step_id, steps.c.iteration, steps.c.kind,
+            steps.c.name, steps.c.status, steps.c.lane, cast(steps.c.reason, Text).label("reason"), steps.c.attempt,
+            steps.c.owner, iso(func.coalesce(steps.c.claimed_at, steps.c.created_at)).label("since"),
+            seconds_to(steps.c.ready_at).label("ready_in"), seconds_to(steps.c.due_at).label("due_in"),
+            seconds_to(steps.c.dispatched_at).label("sent_in"), seconds_to(steps.c.claimed_at).label("claimed_in"),
+            func.coalesce(lives, False).label("lives"), _is_served().label("is_served"),
+            cast(_child.c.run_id, Text).label("child"),
+        )
+        .select_from(
+            steps.join(runs, runs.c.run_id == steps.c.run_id)
+            .outerjoin(_owner, _owner.c.node_id == steps.c.owner)
+            .outerjoin(_child, is_child)
+        )
+        .where(steps.c.run_id.in_(run_ids), steps.c.status.in_(OPEN), steps.c.generation == runs.c.generation)
+        .order_by(steps.c.run_id, steps.c.created_at, steps.c.path, steps.c.step_id, steps.c.iteration)
+    )  # fmt: skip
+
+
+def open_steps(connection: Connection, run_ids: Sequence[UUID]) -> Mapping[UUID, list[OpenStep]]:
+    """Give the steps of each run that are not final, in the order in which the flow asked for them."""
+    found: dict[UUID, list[OpenStep]] = defaultdict(list)
+    for row in connection.execute(_open(run_ids)).mappings() if run_ids else ():
+        found[row["run_id"]].append(_step(row))
+    return found
+
+
+def _step(row: RowMapping) -> OpenStep:
+    key = Key(row["generation"], row["path"], row["step_id"], row["iteration"])
+    return OpenStep(
+        key=str(key),
+        kind=row["kind"],
+        name=row["name"],
+        status=row["status"],
+        lane=row["lane"],
+        reason=parsed(row["reason"]),
+        since=row["since"],
+        ready_in=float(row["ready_in"] or 0),
+        due_in=_number(row["due_in"]),
+        sent_ago=_ago(row["sent_in"]),
+        claimed_ago=_ago(row["claimed_in"]),
+        owner=row["owner"],
+        owner_lives=row["lives"],
+        attempt=row["attempt"],
+        served=row["is_served"],
+        child=row["child"],
+    )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _ago(value: Any) -> float | None:
+    return None if value is None else max(0.0, -float(value))
+
+
+def why(connection: Connection, run_id: UUID) -> dict[str, Any] | None:
+    """Tell why a run does not move: `{run_id, status, reasons, running}`; None when there is no such run."""
+    asked = runs.c.run_id == run_id
+    columns = (runs.c.status, runs.c.flow, runs.c.workflow_version, cast(runs.c.reason, Text), cast(runs.c.holds, Text))
+    row = connection.execute(select(*columns).where(asked)).one_or_none()
+    if row is None:
+        return None
+    status, flow, version, reason, holds = row
+    open_ = open_steps(connection, [run_id])[run_id]
+    waiting_on = sorted({step.lane for step in open_ if step.status == "ready"})
+    stored = parsed(holds)
+    facts = RunFacts(
+        run_id=str(run_id),
+        status=status,
+        flow=flow,
+        version=version,
+        reason=parsed(reason),
+        holds=stored if isinstance(stored, Mapping) else {},
+        open=open_,
+        ahead={lane: _ready_on(connection, lane) for lane in waiting_on},
+        limited=_limits(connection, waiting_on),
+    )
+    running = [
+        {"step": step.key, "node": step.owner, "for": step.claimed_ago} for step in open_ if step.status == "running"
+    ]
+    return {"run_id": str(run_id), "status": status, "reasons": reasons(facts), "running": running}
+
+
+def _ready_on(connection: Connection, lane: str) -> int:
+    # By steps_due; bounded, because "more than a thousand" is all that a person needs to know.
+    some = select(steps.c.run_id).where(steps.c.status == "ready", steps.c.lane == lane).limit(1001).subquery()
+    return connection.scalar(select(func.count()).select_from(some)) or 0
+
+
+def _limits(connection: Connection, names: Sequence[str]) -> dict[str, str]:
+    columns = (lanes.c.name, lanes.c.rate, lanes.c.in_flight, lanes.c.paused)
+    found = connection.execute(select(*columns).where(lanes.c.name.in_(names)))
+    return {name: words for name, *policy in found if (words := _limit(*policy))}
+
+
+def _limit(rate: float | None, in_flight: int | None, paused: bool) -> str:  # noqa: FBT001  # a row's columns
+    if paused:
+        return "the lane is paused"
+    parts = [f"{rate:g} steps a second"] if rate is not None else []
+    parts += [f"{in_flight} at once"] if in_flight is not None else []
+    return "it lets through " + " and ".join(parts) if parts else ""
