@@ -7,11 +7,11 @@ CREATE FUNCTION safepoint.claim_v1(
     p_seen integer, p_era text, p_settle jsonb DEFAULT NULL
 ) RETURNS TABLE (
     answer text, reason text, kind text, epoch integer, attempt integer, recoveries integer, tokens_so_far bigint,
-    input bytea, input_encoding text, pending_error jsonb, outcome jsonb, outcome_data bytea, outcome_encoding text,
+    input bytea, input_encoding text, input_hash bytea, pending_error jsonb, outcome jsonb, outcome_data bytea, outcome_encoding text,
     first_claimed_at timestamptz, dispatched_at timestamptz, db_now timestamptz, state_version integer, generation integer, era text, seen integer, run jsonb,
     run_input bytea, run_input_encoding text,
     h_seq integer[], h_path text[], h_step text[], h_iteration integer[], h_kind text[], h_status text[], h_hash bytea[],
-    h_result bytea[], h_encoding text[], h_error jsonb, h_at timestamptz[]
+    h_result bytea[], h_encoding text[], h_error jsonb, h_at timestamptz[], h_tokens bigint[], h_usd numeric[]
 ) LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 #variable_conflict use_column
@@ -66,7 +66,7 @@ BEGIN
         END IF;
     END IF;
     answer := 'claimed'; kind := s.kind; epoch := s.epoch; attempt := s.attempt; recoveries := s.recoveries; tokens_so_far := s.tokens;
-    input := s.input; input_encoding := s.input_encoding; pending_error := s.pending_error;
+    input := s.input; input_encoding := s.input_encoding; input_hash := s.input_hash; pending_error := s.pending_error;
     outcome := s.outcome; outcome_data := s.outcome_data; outcome_encoding := s.outcome_encoding;
     first_claimed_at := s.first_claimed_at; dispatched_at := s.dispatched_at; db_now := instant;
     state_version := r.state_version; generation := r.generation; era := r.attempt || '.' || r.generation;
@@ -78,8 +78,9 @@ BEGIN
     SELECT array_agg(h.commit_seq ORDER BY h.commit_seq), array_agg(h.path ORDER BY h.commit_seq), array_agg(h.step_id ORDER BY h.commit_seq),
            array_agg(h.iteration ORDER BY h.commit_seq), array_agg(h.kind ORDER BY h.commit_seq), array_agg(h.status ORDER BY h.commit_seq),
            array_agg(h.input_hash ORDER BY h.commit_seq), array_agg(h.result ORDER BY h.commit_seq),
-           array_agg(h.result_encoding ORDER BY h.commit_seq), jsonb_agg(h.error ORDER BY h.commit_seq), array_agg(h.at ORDER BY h.commit_seq)
-      INTO h_seq, h_path, h_step, h_iteration, h_kind, h_status, h_hash, h_result, h_encoding, h_error, h_at
+           array_agg(h.result_encoding ORDER BY h.commit_seq), jsonb_agg(h.error ORDER BY h.commit_seq), array_agg(h.at ORDER BY h.commit_seq),
+           array_agg(h.tokens ORDER BY h.commit_seq), array_agg(h.usd ORDER BY h.commit_seq)
+      INTO h_seq, h_path, h_step, h_iteration, h_kind, h_status, h_hash, h_result, h_encoding, h_error, h_at, h_tokens, h_usd
       FROM steps h WHERE h.run_id = p_run AND h.commit_seq > seen AND h.generation = r.generation;
     RETURN NEXT;
 END $$;

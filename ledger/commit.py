@@ -73,7 +73,7 @@ class Answer:
 
 
 _COMMIT = (
-    "SELECT * FROM safepoint.commit_v1(%s, %s, %s, %s, %s, %s, %s, %s, %b, %s, %b, %s, %s, %s, %s, %s, %s, %b, %s, %s, %s, %s, %s, %s, %s)"
+    "SELECT * FROM safepoint.commit_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %b, %s, %b, %s, %s, %s, %s, %s, %s, %b, %s, %s, %s, %s, %s, %s, %s)"
 )
 
 
@@ -86,6 +86,7 @@ def commit(
     node: str,
     result: Result,
     advanced_from: int | None,
+    joins: str | None = None,
     asked: Sequence[dict[str, Any]] = (),
     ending: Ending | None = None,
     hold: dict[str, Any] | None = None,
@@ -104,6 +105,7 @@ def commit(
         node: who commits.
         result: the outcome.
         advanced_from: the state version the flow was advanced from; None when it was not advanced.
+        joins: the gather that the step is a bare member of, when another member is believed open, so that nothing was advanced.
         asked: what the flow waits for next, as `insert_steps_v1` reads it.
         ending: how the flow ended, if it did.
         hold: why the run stops here for a person: code, text, next.
@@ -115,7 +117,8 @@ def commit(
     row = connection.execute(
         _COMMIT,
         (
-            *(run_id, key.generation, key.path, key.step_id, key.iteration, token, advanced_from, result.status, result.data, result.encoding),
+            *(run_id, key.generation, key.path, key.step_id, key.iteration, token, advanced_from, joins),
+            *(result.status, result.data, result.encoding),
             *(result.digest, _json(result.error), result.at, result.tokens, result.usd, _json(list(asked) or None)),
             *_ending(ending),
             *(_json(hold), _json(list(notes) or None), _json(list(artifacts) or None), grace, node),

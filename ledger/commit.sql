@@ -2,7 +2,7 @@
 -- The fence (P5): the claim token must still stand. A takeover keeps it until the next claim replaces it, so a late commit of an executor
 -- that nobody has replaced is accepted (P35). P26: an advance counts only from the state version that stands.
 CREATE FUNCTION safepoint.commit_v1(
-    p_run uuid, p_generation integer, p_path text, p_step text, p_iteration integer, p_token uuid, p_from integer,
+    p_run uuid, p_generation integer, p_path text, p_step text, p_iteration integer, p_token uuid, p_from integer, p_joins text,
     p_status text, p_result bytea, p_encoding text, p_digest bytea, p_error jsonb, p_at timestamptz, p_tokens bigint, p_usd numeric,
     p_next jsonb, p_ending jsonb, p_ending_data bytea, p_ending_encoding text, p_hold jsonb, p_notes jsonb, p_artifacts jsonb,
     p_grace double precision, p_node text, p_settle jsonb DEFAULT NULL
@@ -34,6 +34,12 @@ BEGIN
     -- P29: a live claim's result is always stored; a run that is stopping gets no next step from it.
     stopping := r.ending IS NOT NULL OR r.cancel_at IS NOT NULL AND NOT s.cleanup OR coalesce(r.deadline <= instant, false) AND NOT s.cleanup;
     IF p_from IS NOT NULL AND p_from <> r.state_version AND NOT stopping THEN
+        answer := 'stale'; RETURN NEXT; RETURN;
+    END IF;
+    -- Fan-in (P26): a bare member of a gather need not advance while another one is open; who comes last advances. Counted under the run's lock.
+    IF p_joins IS NOT NULL AND NOT stopping AND NOT EXISTS (SELECT FROM steps o WHERE o.run_id = p_run AND o.generation = p_generation
+            AND o.joins = p_joins AND o.status IN ('ready', 'running', 'waiting', 'held')
+            AND (o.path, o.step_id, o.iteration) <> (p_path, p_step, p_iteration)) THEN
         answer := 'stale'; RETURN NEXT; RETURN;
     END IF;
     late := s.status <> 'running';
@@ -84,7 +90,7 @@ BEGIN
         IF p_ending->>'status' = 'continued' THEN
             next_rows := continue_v1(r, p_ending, p_ending_data, p_ending_encoding, instant);
         ELSE
-            UPDATE runs SET ending = p_ending->>'status', error = p_ending->'error', result = p_ending_data, result_encoding = p_ending_encoding
+            UPDATE runs SET ending = p_ending->>'status', error = nullif(p_ending->'error', 'null'), result = p_ending_data, result_encoding = p_ending_encoding
              WHERE run_id = p_run;
         END IF;
     END IF;
@@ -133,17 +139,17 @@ BEGIN
     WITH asked AS (
         SELECT j.*, o FROM jsonb_array_elements(p_next) WITH ORDINALITY AS e(v, o),
                jsonb_to_record(v) AS j(path text, step text, iteration integer, kind text, name text, lane text, hash text, uses text,
-                                       delay double precision, until timestamptz, request text, encoding text, reason jsonb)
+                                       delay double precision, until timestamptz, request text, encoding text, reason jsonb, joins text)
     ), written AS (
         INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, kind, name, status, reason, lane, home_lane, uses, due_at, ready_at,
-                           input_hash, input, input_encoding, cleanup, created_at)
+                           input_hash, input, input_encoding, cleanup, joins, created_at)
             SELECT p_run, p_generation, path, step, iteration, p_tenant, kind, name,
                    CASE WHEN kind IN ('step', 'effect') THEN 'ready' ELSE 'waiting' END,
                    CASE WHEN kind IN ('step', 'effect') THEN NULL ELSE jsonb_build_object('since', p_now) || coalesce(reason, '{}') END,
                    lane, lane, uses,
                    CASE WHEN kind NOT IN ('step', 'effect') THEN coalesce(until, p_now + make_interval(secs => delay))
                         WHEN p_parked THEN 'infinity' ELSE p_now + make_interval(secs => p_grace) END,
-                   p_now, decode(hash, 'hex'), decode(request, 'base64'), encoding, p_cleanup, p_now
+                   p_now, decode(hash, 'hex'), decode(request, 'base64'), encoding, p_cleanup, joins, p_now
               FROM asked ORDER BY o
             RETURNING path, step_id, iteration, kind, name, lane, status, due_at, attempt, epoch
     )

@@ -9,6 +9,7 @@ CREATE TABLE safepoint.identity (
     server_started  timestamptz,
     last_scan_at    timestamptz,
     last_scan_by    text,
+    stalled_checked_at timestamptz NOT NULL DEFAULT '-infinity',
     takeover_after  timestamptz NOT NULL DEFAULT '-infinity',
     changed_at      timestamptz NOT NULL DEFAULT clock_timestamp()
 );
@@ -105,6 +106,7 @@ CREATE TABLE safepoint.steps (
     deaths          integer NOT NULL DEFAULT 0,
     pending_error   jsonb,
     cleanup         boolean NOT NULL DEFAULT false,
+    joins           text,
     input           bytea,
     input_encoding  text,
     input_hash      bytea,

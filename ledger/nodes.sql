@@ -100,6 +100,7 @@ BEGIN
     ELSE
         PERFORM refresh_v1(p_run);
     END IF;
+    PERFORM pg_notify('safepoint_relay', '');
     RETURN CASE WHEN poison THEN 'poison' ELSE 'lost' END;
 END $$;
 

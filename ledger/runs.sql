@@ -43,6 +43,7 @@ BEGIN
     IF r.parent_run_id IS NOT NULL THEN
         INSERT INTO outbox_messages (tenant_id, run_id, kind, target, due_at, created_at)
             VALUES (r.tenant_id, p_run, 'child_end', r.parent_run_id, now(), now());
+        PERFORM pg_notify('safepoint_relay', '');
     END IF;
     PERFORM pg_notify('safepoint_run', p_run::text);
     RETURN r.ending;

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 from uuid import UUID
@@ -76,6 +77,8 @@ class Record:
     encoding: str | None
     error: dict[str, Any] | None
     at: datetime
+    tokens: int = 0
+    usd: Decimal = Decimal(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ class Claimed:
     recoveries: int
     input: bytes | None
     input_encoding: str | None
+    input_hash: bytes | None
     pending_error: dict[str, Any] | None
     outcome: Outcome | None
     first_claimed_at: datetime
@@ -162,11 +166,11 @@ def claim(
     ).fetchone()
     if row is None or row[0] != "claimed":
         return NotYours(reason="stale: no answer" if row is None else row[1])
-    (_, _, kind, epoch, attempt, recoveries, _tokens, data, encoding, pending, outcome, o_data, o_encoding, *rest) = row
+    (_, _, kind, epoch, attempt, recoveries, _tokens, data, encoding, digest, pending, outcome, o_data, o_encoding, *rest) = row
     first, dispatched, db_now, version, generation, era, seen, run, run_input, run_encoding, *history = rest
     return Claimed(
         run_id=run_id, key=key, token=token, kind=kind, epoch=epoch, attempt=attempt, recoveries=recoveries,
-        input=data, input_encoding=encoding, pending_error=pending,
+        input=data, input_encoding=encoding, input_hash=digest, pending_error=pending,
         outcome=None if outcome is None else Outcome(
             outcome.get("status", "succeeded"), outcome.get("error"), outcome.get("sender"), o_data, o_encoding
         ),
@@ -179,8 +183,8 @@ def _records(generation: int, seqs: list[int] | None, *columns: Any) -> tuple[Re
     if seqs is None:
         return ()
     return tuple(
-        Record(seq, Key(generation, path, step, iteration), kind, status, digest, data, encoding, error, at)
-        for seq, path, step, iteration, kind, status, digest, data, encoding, error, at in zip(seqs, *columns, strict=True)
+        Record(seq, Key(generation, path, step, iteration), kind, status, digest, data, encoding, error, at, tokens, usd)
+        for seq, path, step, iteration, kind, status, digest, data, encoding, error, at, tokens, usd in zip(seqs, *columns, strict=True)
     )
 
 

@@ -19,7 +19,7 @@ from .wire import kind_name
 
 __all__ = ["KINDS", "SCAN", "App", "Executor", "Scan", "Unknown", "hard_limit", "make_app", "worker_argv"]
 
-KINDS = ("start", "timer", "signal", "approval", "child", "advance")  # they execute nothing, they advance the flow
+KINDS = ("start", "timer", "signal", "approval", "child", "advance", "cancel")  # they execute nothing, they advance the flow
 SCAN = "safepoint.scan"
 CONTROL = "control"
 EXCHANGE = "safepoint"

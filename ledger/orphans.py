@@ -1,0 +1,75 @@
+"""The orphan scan's questions to the ledger: which running steps may have lost their executor, and the chores that need no verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from .connect import Connection
+from .key import Key
+
+__all__ = ["Chores", "Orphan", "Round", "chores", "claims_of", "look"]
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A running step and what the ledger saw of its node."""
+
+    run_id: UUID
+    key: Key
+    token: UUID
+    owner: str | None
+    lease_over: bool
+    lock_missing: bool
+    stopped: bool
+    expired: bool
+    unnamed: bool
+    neighbours: int
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One look: whether it was this scan's turn, whether takeovers are frozen (P20), and what was found."""
+
+    ran: bool
+    frozen: bool
+    orphans: tuple[Orphan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chores:
+    """What was done besides: waits decided, runs ended, stalled runs revived, ends delivered; and what lies due for the relay."""
+
+    fired: int
+    ended: int
+    revived: int
+    delivered: int
+    undelivered: int
+    unsettled: int
+
+
+def look(connection: Connection, *, by: str, interval: float, lease: float, limit: int = 1000) -> Round:
+    """Find running steps that may be orphans; nothing when another scan is at it or has just been."""
+    rows = connection.execute("SELECT * FROM safepoint.orphans_v1(%s, %s, %s, %s)", (by, interval, lease, limit)).fetchall()
+    return Round(
+        ran=bool(rows and rows[0][0]),
+        frozen=bool(rows and rows[0][1]),
+        orphans=tuple(Orphan(row[2], Key(*row[3:7]), *row[7:]) for row in rows if row[2] is not None),
+    )
+
+
+def chores(connection: Connection, *, limit: int, cancel_grace: float) -> Chores:
+    """Decide due waits, end runs past their deadline, revive stalled ones, deliver the ends of children."""
+    row = connection.execute("SELECT * FROM safepoint.chores_v1(%s, %s)", (limit, cancel_grace)).fetchone()
+    return Chores(*row) if row is not None else Chores(0, 0, 0, 0, 0, 0)
+
+
+def claims_of(connection: Connection, node_id: str, token: UUID | None = None) -> list[tuple[UUID, Key, UUID]]:
+    """Return the running steps of a node, or the one that a token claims: run, key, token."""
+    rows = connection.execute(
+        # Index steps_running (owner, claim_token).
+        "SELECT run_id, generation, path, step_id, iteration, claim_token FROM safepoint.steps"
+        " WHERE status = 'running' AND owner = %s AND (%s::uuid IS NULL OR claim_token = %s::uuid)",
+        (node_id, token, token),
+    ).fetchall()
+    return [(row[0], Key(*row[1:5]), row[5]) for row in rows]

@@ -1,0 +1,97 @@
+"""The orphan scan: finds steps without an executor and gives them to the recovery lane; one statement when there is nothing to do.
+
+Any number of scans at once is correct: each finding is confirmed again under the run's lock before a step is taken (P1). The scan never
+publishes and never runs user code: it writes verdicts and rows that the relay sends.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import asdict, dataclass
+
+from ..config.crash import crash_point
+from ..config.settings import Settings
+from ..ledger import orphans, steps
+from ..ledger.connect import Connection
+from .verdict import Facts, Finding, judge
+
+__all__ = ["RECOVERY", "Sweep", "recovery_lane", "scan"]
+
+RECOVERY = "recovery"
+CONTENDED = frozenset({"lost", "poison"})
+
+
+@dataclass(slots=True)
+class Sweep:
+    """What one scan did: `expired` claims taken, `undelivered` and `unsettled` rows that lie due for the relay, `due` waits and runs moved."""
+
+    ran: bool = True
+    expired: int = 0
+    undelivered: int = 0
+    unsettled: int = 0
+    due: int = 0
+    poison: int = 0
+
+    def as_json(self) -> dict[str, int]:
+        """Return the counts that `safepoint sweep --json` prints."""
+        return {name: value for name, value in asdict(self).items() if name in {"expired", "undelivered", "unsettled", "due"}}
+
+
+def recovery_lane(settings: Settings, fallback: str = "online") -> str:
+    """Return the lane for orphans: `recovery` unless the configuration has none."""
+    return RECOVERY if RECOVERY in settings.lanes else fallback
+
+
+def scan(connection: Connection, settings: Settings, *, by: str, wait: threading.Event | None = None, force: bool = False) -> Sweep:
+    """Run one round.
+
+    Args:
+        connection: an autocommit connection.
+        settings: lease, interval, confirmation time and the cap on deaths.
+        by: who scans, for the ledger's note.
+        wait: what a suspicion is slept on, so that a stopping process is not held up.
+        force: scan even when another one has just been (a person asked).
+    """
+    sweep = Sweep()
+    interval = 0.0 if force else settings.scan.interval
+    found = orphans.look(connection, by=by, interval=interval, lease=settings.worker.lease)
+    sweep.ran = found.ran
+    if not found.ran and not force:
+        return sweep
+    suspicions = _take(connection, settings, found, sweep, known=frozenset())
+    if suspicions:
+        (wait or threading.Event()).wait(settings.scan.confirm)  # P21: a missing lock counts when it is still missing
+        again = orphans.look(connection, by=by, interval=0.0, lease=settings.worker.lease)
+        _take(connection, settings, again, sweep, known=suspicions)
+    done = orphans.chores(connection, limit=settings.relay.batch, cancel_grace=settings.scan.cancel_grace)
+    sweep.due = done.fired + done.ended + done.revived + done.delivered
+    sweep.undelivered, sweep.unsettled = done.undelivered, done.unsettled
+    return sweep
+
+
+def _take(connection: Connection, settings: Settings, found: orphans.Round, sweep: Sweep, *, known: frozenset[object]) -> frozenset[object]:
+    suspicions = set()
+    for orphan in found.orphans:
+        verdict = judge(_facts(orphan, frozen=found.frozen), confirmed=orphan.token in known)
+        match verdict.finding:
+            case Finding.CONFIRM:
+                suspicions.add(orphan.token)
+            case Finding.TAKE:
+                _lose(connection, settings, orphan, verdict.cause, deadly=verdict.deadly, sweep=sweep)
+    return frozenset(suspicions)
+
+
+def _facts(orphan: orphans.Orphan, *, frozen: bool) -> Facts:
+    return Facts(
+        lease_over=orphan.lease_over, lock_missing=orphan.lock_missing, stopped=orphan.stopped, expired=orphan.expired,
+        unnamed=orphan.unnamed, neighbours=orphan.neighbours, frozen=frozen,
+    )  # fmt: skip
+
+
+def _lose(connection: Connection, settings: Settings, orphan: orphans.Orphan, cause: str, *, deadly: bool, sweep: Sweep) -> None:
+    loss = steps.Loss(orphan.run_id, orphan.key, orphan.token, steps.Cause(cause), deadly=deadly)
+    answer = steps.lose(connection, loss, lane=recovery_lane(settings), max_deaths=settings.scan.max_recoveries)
+    if answer in CONTENDED:
+        sweep.expired += 1
+        sweep.poison += answer == "poison"
+        crash_point("scan.requeued", orphan.key.wire)

@@ -1,0 +1,166 @@
+"""The board: memory that a worker's main process shares with its pool children, so that a beat names what really executes (P4).
+
+A child writes which claim it executes; the main process reads it at each beat, and when a child dies. No lock is needed: a slot has one
+writer, and a torn read is one beat's omission (P4 asks for two).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from uuid import UUID
+
+__all__ = ["Board", "Executing", "process_start"]
+
+_HEAD = struct.Struct("=ddBxxxxxxxQ")  # last good beat (monotonic s), when draining began, draining, the ledger's incarnation (low 64 bits)
+_MARK = struct.Struct("=dd")  # last claim (s since the epoch, the ledger's clock), newest dispatch among the claimed
+_SLOT = struct.Struct("=16sqqd")  # claim token, pid, the process's start time, since when (monotonic s)
+_EMPTY = b"\0" * 16
+_LANES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Executing:
+    """What one slot says: the process, and the claim that it executes, if any."""
+
+    slot: int
+    pid: int
+    pid_start: int
+    token: UUID | None
+    since: float
+
+
+def process_start(pid: int) -> int:
+    """Return when a process started, in clock ticks since boot; 0 where the system does not tell. With it a reused pid is nobody's."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[19])
+    return 0
+
+
+class Board:
+    """One worker's shared memory: made before the fork, inherited by every child."""
+
+    def __init__(self, *, slots: int, lanes: tuple[str, ...]) -> None:
+        self.slots = slots
+        self.lanes = lanes[:_LANES]
+        self._marks_at = _HEAD.size
+        self._slots_at = self._marks_at + _MARK.size * _LANES
+        self._memory = mmap.mmap(-1, self._slots_at + _SLOT.size * slots)
+        self._free = list(range(slots))
+        self._guard = threading.Lock()
+        self.hello_reader, self._hello_writer = os.pipe()
+        os.set_blocking(self.hello_reader, False)
+        os.set_blocking(self._hello_writer, False)
+
+    # What the main process says.
+
+    def beaten(self, at: float) -> None:
+        """Say when the last beat succeeded, on the monotonic clock, which all processes of a machine share."""
+        struct.pack_into("=d", self._memory, 0, at)
+
+    def drain(self) -> None:
+        """Say that nothing new starts."""
+        struct.pack_into("=dB", self._memory, 8, time.monotonic(), 1)
+
+    def identify(self, incarnation: UUID) -> None:
+        """Say which ledger this is."""
+        struct.pack_into("=Q", self._memory, 24, incarnation.int & (2**64 - 1))
+
+    # What an executor asks.
+
+    @property
+    def draining(self) -> bool:
+        """Whether the node drains."""
+        return bool(_HEAD.unpack_from(self._memory, 0)[2])
+
+    @property
+    def incarnation(self) -> int:
+        """The low half of the ledger's incarnation, 0 before it is known."""
+        return int(_HEAD.unpack_from(self._memory, 0)[3])
+
+    def since_beat(self) -> float:
+        """Return the seconds since the last good beat."""
+        return time.monotonic() - float(_HEAD.unpack_from(self._memory, 0)[0])
+
+    def mark(self, lane: str, *, claimed: float, dispatched: float) -> None:
+        """Remember a claim of a lane: what a lane has overtaken tells the relay what it has lost (P11)."""
+        if lane not in self.lanes:
+            return
+        at = self._marks_at + self.lanes.index(lane) * _MARK.size
+        last, newest = _MARK.unpack_from(self._memory, at)
+        _MARK.pack_into(self._memory, at, max(last, claimed), max(newest, dispatched))
+
+    def marks(self) -> dict[str, list[float]]:
+        """Return each lane's last claim and the newest dispatch among its claims, in seconds since the epoch."""
+        found = {}
+        for place, lane in enumerate(self.lanes):
+            last, newest = _MARK.unpack_from(self._memory, self._marks_at + place * _MARK.size)
+            if last:
+                found[lane] = [last, newest]
+        return found
+
+    # Slots.
+
+    def introduce(self, slot: int) -> None:
+        """Say that this process lives in a slot, so that its death is noticed; keeps what a dead predecessor was executing."""
+        if self._read(slot).token is None:
+            self._write(slot, _EMPTY, os.getpid(), process_start(os.getpid()))
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._hello_writer, b"!")
+
+    def executing(self, slot: int, token: UUID) -> contextlib.AbstractContextManager[None]:
+        """Name a claim for as long as the block runs; before it is sent, since its answer may be lost (P4)."""
+        return self._executing(slot, token)
+
+    @contextlib.contextmanager
+    def _executing(self, slot: int, token: UUID) -> Iterator[None]:
+        pid = os.getpid()
+        started = process_start(pid)
+        self._write(slot, token.bytes, pid, started)
+        try:
+            yield
+        finally:
+            self._write(slot, _EMPTY, pid, started)
+
+    @contextlib.contextmanager
+    def borrowed(self) -> Iterator[int]:
+        """Lend a slot to a thread of this process."""
+        with self._guard:
+            slot = self._free.pop() if self._free else self.slots - 1
+        try:
+            yield slot
+        finally:
+            with self._guard:
+                self._free.append(slot)
+
+    def clear(self, slot: int, *, pid: int) -> None:
+        """Empty the slot of a dead process, unless another one lives there already."""
+        if self._read(slot).pid == pid:
+            self._write(slot, _EMPTY, 0, 0)
+
+    def read(self) -> list[Executing]:
+        """Return every slot with a process."""
+        return [found for found in map(self._read, range(self.slots)) if found.pid]
+
+    def active(self) -> list[UUID]:
+        """Return the tokens that a beat names."""
+        return [found.token for found in self.read() if found.token is not None]
+
+    def drain_hellos(self) -> None:
+        """Empty the pipe that new children write to."""
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self.hello_reader, 4096):
+                pass
+
+    def _read(self, slot: int) -> Executing:
+        token, pid, started, since = _SLOT.unpack_from(self._memory, self._slots_at + slot * _SLOT.size)
+        return Executing(slot, pid, started, UUID(bytes=token) if token != _EMPTY else None, since)
+
+    def _write(self, slot: int, token: bytes, pid: int, started: int) -> None:
+        _SLOT.pack_into(self._memory, self._slots_at + slot * _SLOT.size, token, pid, started, time.monotonic())

@@ -1,0 +1,374 @@
+"""One step, from its message to its ack: claim, execute, advance, commit, publish. The only place that does it; it knows nothing of Celery.
+
+Returning acknowledges the message, and only an answer of the ledger makes it return (P13). Any exception from the ledger means *outcome
+unknown*: the identical call is sent again until the ledger answers (P3, P4).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
+
+import structlog
+
+from ..config.crash import crash_point
+from ..config.settings import Settings
+from ..ledger import commit as commits
+from ..ledger import history, steps
+from ..ledger.commit import Answer, Next, Result
+from ..ledger.connect import Connection
+from ..ledger.errors import StepTimeout, describe
+from ..ledger.key import Key
+from ..ledger.steps import Claimed, NotYours, Settled
+from .attempt import Raised, Returned
+from .histories import Histories, Replay, record_of, run_info
+from .loan import Loan, Shutdown
+from .outcome import Diverged, FlowError
+from .performance import Performance
+from .record import Record
+from .registry import Registry, find_flow
+from .relay import message, redispatch_after
+from .retry import Retry, decide
+from .rows import ending_of, hold_of, row_of
+from .signals import masked
+from .step import Step
+from .wire import Publisher
+
+__all__ = ["Executor"]
+
+log = structlog.get_logger("safepoint.execute")
+T = TypeVar("T")
+KIND_TIMEOUT = 60.0  # seconds for a step that executes nothing
+MISSES = 2  # stale advances before the run's lock is taken for the whole of it (P26)
+EXECUTED = frozenset({"step", "effect"})
+
+
+@dataclass(slots=True)
+class Turn:
+    """One claimed step under way."""
+
+    claimed: Claimed
+    replay: Replay
+    began: float
+    step: Step[..., Any] | None = None
+    notes: list[dict[str, Any]] = field(default_factory=list)
+    artifacts: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def run_id(self) -> UUID:
+        """The run."""
+        return self.claimed.run_id
+
+    @property
+    def key(self) -> Key:
+        """The step."""
+        return self.claimed.key
+
+    def now(self) -> datetime:
+        """The ledger's clock, carried on by the monotonic one."""
+        return self.claimed.db_now + timedelta(seconds=time.monotonic() - self.began)
+
+
+class Executor:
+    """Executes steps for one node; one for all threads of a process, and after a fork one for each process."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        loan: Loan,
+        histories: Histories,
+        performance: Performance,
+        publisher: Publisher,
+        registry: Registry,
+        node_id: str,
+    ) -> None:
+        self.settings = settings
+        self.loan = loan
+        self._histories = histories
+        self._performance = performance
+        self._publisher = publisher
+        self._registry = registry
+        self._node_id = node_id
+
+    def execute(self, run: str, step: str, lane: str) -> None:
+        """Execute the step that a message hints at, if the ledger says that it is ours to execute."""
+        crash_point("claim.before", step)
+        run_id, key, token = UUID(run), Key.from_wire(step), uuid4()
+        with self.loan.slot(token):
+            turn = self._claim(run_id, key, lane=lane, token=token)
+            if turn is None:
+                return
+            crash_point("claim.after", step)
+            rows = self._work(turn)
+        self._publish(run_id, rows)
+
+    # Claim.
+
+    def _claim(self, run_id: UUID, key: Key, *, lane: str, token: UUID) -> Turn | None:
+        self._histories.identify(self.loan.incarnation)
+        replay = self._histories.take(run_id)
+        declared = self._registry.steps.get(key.step_id)
+        timeout = (declared.timeout if declared else KIND_TIMEOUT) + self.settings.worker.step_grace
+        settle = self.loan.take_published()
+        began = time.monotonic()
+        try:
+            answer = self._asked(
+                lambda connection: steps.claim(
+                    connection, run_id, key, lane=lane, claimer=self.loan.claimer(), token=token, timeout=timeout,
+                    seen=replay.seen if replay else -1, era=replay.era if replay else "", settle=settle,
+                ),
+                starting=True,
+            )  # fmt: skip
+        except Shutdown:
+            self.loan.published(settle)
+            raise
+        if isinstance(answer, NotYours):
+            if replay is not None:
+                self._histories.keep(run_id, replay)
+            log.info("claim.refused", run=str(run_id), step=key.wire, reason=answer.reason)
+            return None
+        self.loan.mark(lane, answer)
+        return self._turn(answer, replay, began=began, declared=declared)
+
+    def _turn(self, claimed: Claimed, replay: Replay | None, *, began: float, declared: Step[..., Any] | None) -> Turn | None:
+        if replay is None or claimed.seen < 0:
+            if replay is not None:
+                replay.driver.close()
+            built = self._build(claimed)
+            if built is None:
+                self._release(claimed, why="version")
+                return None
+            replay = built
+        turn = Turn(claimed, replay, began, step=declared if claimed.kind in EXECUTED else None)
+        self._histories.feed(replay, [record_of(row) for row in claimed.history])
+        hold = self._objection(turn)
+        if hold is not None:
+            replay.driver.close()
+            self._release(claimed, why=hold["code"], hold=hold)
+            return None
+        return turn
+
+    def _build(self, claimed: Claimed) -> Replay | None:
+        flow = find_flow(claimed.run["flow"], claimed.run["version"])
+        if flow is None or claimed.run_input is None or claimed.run_input_encoding is None:
+            return None
+        tenant = claimed.run["tenant"]
+        info = run_info(
+            claimed.run_id, claimed.run, generation=claimed.key.generation, encoding=claimed.run_input_encoding, data=claimed.run_input
+        )
+        return self._histories.build(flow, info, era=claimed.era, load=self._performance.loader(tenant))
+
+    def _objection(self, turn: Turn) -> dict[str, Any] | None:
+        """Say why this step must not run: the replayed flow is broken, or asks for something else than the ledger holds."""
+        driver, claimed = turn.replay.driver, turn.claimed
+        if isinstance(driver.outcome, Diverged | FlowError):
+            return hold_of(driver.outcome, run_id=turn.run_id)
+        if claimed.kind in {"start", "advance", "cancel"} or driver.cancelled:
+            return None
+        asked = driver.asked.get(turn.key)
+        if asked is not None and asked.kind == claimed.kind and claimed.input_hash in {None, asked.input_hash}:
+            return None
+        record = Record(claimed.state_version, turn.key, claimed.kind, "ready", claimed.db_now, input_hash=claimed.input_hash)
+        return hold_of(Diverged.between(record, asked, others=driver.asked.values(), ended=driver.outcome), run_id=turn.run_id)
+
+    def _release(self, claimed: Claimed, *, why: str, hold: dict[str, Any] | None = None) -> None:
+        self._asked(
+            lambda connection: steps.release(connection, claimed.run_id, claimed.key, token=claimed.token, why=why, hold=hold)
+        )
+        log.warning("step.released", run=str(claimed.run_id), step=claimed.key.wire, why=why, text=(hold or {}).get("text"))
+
+    # Execute.
+
+    def _work(self, turn: Turn) -> Sequence[Next]:
+        if turn.claimed.kind not in EXECUTED:
+            return self._commit(turn, self._waited(turn))
+        if turn.step is None:
+            self._replayed_again(turn)
+            self._release(turn.claimed, why="version")
+            return ()
+        if turn.claimed.pending_error is not None:  # P24: the scan ended an attempt; the policy is evaluated where the user's code is
+            return self._failed(turn, StepTimeout(seconds=turn.step.timeout), {})
+        refused = self._performance.refusal(turn.claimed)
+        if refused is not None:
+            return self._commit(turn, Result("failed", turn.now(), error=describe(refused)))
+        done = self._performance.perform(turn.step, turn.replay.driver.asked[turn.key], turn.claimed)
+        turn.notes += done.notes
+        turn.artifacts += done.artifacts
+        crash_point("commit.before", turn.key.wire)
+        match done.came:
+            case Returned():
+                encoded = done.encoded
+                assert encoded is not None  # noqa: S101  # `perform` encodes what it returns
+                result = Result(
+                    "succeeded", turn.now(), encoded.data, encoded.encoding, encoded.digest, tokens=done.tokens, usd=done.usd
+                )
+                return self._commit(turn, result)
+            case Raised(error=error):
+                return self._failed(turn, error, {"tokens": done.tokens, "usd": done.usd})
+
+    def _failed(self, turn: Turn, error: BaseException, spent: dict[str, Any]) -> Sequence[Next]:
+        """An attempt has failed: again later, as a row of the ledger, or for good."""
+        assert turn.step is not None  # noqa: S101  # only steps with code get here
+        claimed = turn.claimed
+        budget, deadline = claimed.run["budget"].get("retries"), turn.replay.driver.run.deadline
+        verdict = decide(
+            turn.step, attempt=claimed.attempt, error=error, elapsed=(turn.now() - claimed.first_claimed_at).total_seconds(),
+            retries_left=None if budget is None else budget - claimed.run["spent_retries"],
+            time_left=None if deadline is None else (deadline - turn.now()).total_seconds(),
+        )  # fmt: skip
+        told = describe(error, attempts=claimed.attempt)
+        if not isinstance(verdict, Retry):
+            log.warning("step.failed", run=str(turn.run_id), step=turn.key.wire, error=told["type"], why=verdict.text)
+            return self._commit(turn, Result("failed", turn.now(), error={**told, "stopped": verdict.text}, **spent))
+        answer = self._asked(
+            lambda connection: commits.retry(
+                connection, turn.run_id, turn.key, token=claimed.token, node=self._node_id, error=told, delay=verdict.delay,
+                notes=turn.notes, **spent,
+            ),
+            masking=True,
+        )  # fmt: skip
+        self._replayed_again(turn)
+        log.info("step.retried", run=str(turn.run_id), step=turn.key.wire, error=told["type"], delay=round(verdict.delay, 3), answer=answer.verdict)
+        return ()
+
+    def _waited(self, turn: Turn) -> Result:
+        """The outcome of a step that executes nothing: what decided its wait."""
+        outcome = turn.claimed.outcome
+        if outcome is None:
+            return Result("succeeded", turn.now())
+        if turn.claimed.kind == "approval" and outcome.status == "expired":
+            expired = self._performance.expired()
+            return Result("succeeded", turn.now(), expired.data, expired.encoding, expired.digest)
+        if outcome.status != "succeeded":
+            return Result("failed", turn.now(), error=outcome.error or {"type": "Error", "message": outcome.status})
+        return Result("succeeded", turn.now(), outcome.data, outcome.encoding)
+
+    def _replayed_again(self, turn: Turn) -> None:
+        """Keep the driver: it has been fed nothing that is not committed."""
+        self._histories.keep(turn.run_id, turn.replay)
+
+    # Advance and commit.
+
+    def _commit(self, turn: Turn, result: Result) -> Sequence[Next]:
+        joins = self._joins(turn)
+        if joins is not None:
+            answer = self._send(turn, result, joins=joins)
+            if answer.verdict != "stale":
+                self._replayed_again(turn)  # not fed: the next claim brings this record with the others
+                return self._committed(turn, answer)
+        state_version = turn.claimed.state_version
+        for miss in range(MISSES + 1):
+            if miss or turn.replay.seen > state_version:
+                state_version = self._reread(turn)
+            answer = self._advanced(turn, result, state_version)
+            if answer.verdict != "stale":
+                return self._committed(turn, answer)
+        return self._committed(turn, self._asked(lambda connection: self._locked(connection, turn, result), masking=True))
+
+    def _joins(self, turn: Turn) -> str | None:
+        """Name the gather whose other members are still open: then this outcome lets nothing new be asked (P26)."""
+        asked = turn.replay.driver.asked.get(turn.key)
+        if asked is None or asked.joins is None:
+            return None
+        others = (one for key, one in turn.replay.driver.asked.items() if one.joins == asked.joins and key != turn.key)
+        return asked.joins if next(others, None) is not None else None
+
+    def _advanced(self, turn: Turn, result: Result, state_version: int, *, connection: Connection | None = None) -> Answer:
+        """Feed the outcome, and commit it with all that follows; the driver is kept only if the ledger stored just that."""
+        replay, driver = turn.replay, turn.replay.driver
+        self._histories.feed(replay, [self._tentative(turn, result, seq=state_version + 1)])
+        outcome = driver.outcome
+        flow_notes = [{"type": "note", "data": dict(note)} for note in driver.take_notes()]
+        ending = self._performance.stored(ending_of(outcome, last=turn.key), tenant=turn.claimed.run["tenant"], artifacts=turn.artifacts)
+        answer = self._send(
+            turn, result, connection=connection, advanced_from=state_version, ending=ending, hold=hold_of(outcome, run_id=turn.run_id),
+            asked=[row_of(asked, run_id=turn.run_id) for asked in driver.take_new()], flow_notes=flow_notes,
+        )  # fmt: skip
+        if answer.verdict == "committed" and answer.state_version == state_version + 1 and outcome is None:
+            self._histories.keep(turn.run_id, replay)
+        else:
+            driver.close()
+        return answer
+
+    def _tentative(self, turn: Turn, result: Result, *, seq: int) -> Record:
+        claimed = turn.claimed
+        return Record(
+            seq, turn.key, claimed.kind, result.status, result.at, claimed.input_hash, result.data, result.encoding, result.error,
+            result.tokens, float(result.usd),
+        )  # fmt: skip
+
+    def _reread(self, turn: Turn) -> int:
+        """Begin the flow anew from what is committed by now; the step itself is never repeated for that."""
+        found = self._asked(lambda connection: history.read(connection, turn.run_id))
+        return self._rebuild(turn, found)
+
+    def _rebuild(self, turn: Turn, found: history.History) -> int:
+        turn.replay.driver.close()
+        flow = turn.replay.driver.flow
+        info = run_info(turn.run_id, found.run, generation=found.generation, data=found.input, encoding=found.input_encoding)
+        turn.replay = self._histories.build(flow, info, era=found.era, load=self._performance.loader(found.run["tenant"]))
+        self._histories.feed(turn.replay, [record_of(row) for row in found.rows])
+        turn.replay.driver.take_new()  # asked for by commits before this one
+        turn.replay.driver.take_notes()
+        return found.state_version
+
+    def _locked(self, connection: Connection, turn: Turn, result: Result) -> Answer:
+        """Advance under the run's lock: nobody can come in between (P26)."""
+        with connection.transaction():
+            history.lock(connection, turn.run_id)
+            return self._advanced(turn, result, self._rebuild(turn, history.read(connection, turn.run_id)), connection=connection)
+
+    def _send(
+        self, turn: Turn, result: Result, *, connection: Connection | None = None, flow_notes: Sequence[dict[str, Any]] = (),
+        advanced_from: int | None = None, **follows: Any,
+    ) -> Answer:  # fmt: skip
+        settle = self.loan.take_published()
+
+        def send(connection: Connection) -> Answer:
+            return commits.commit(
+                connection, turn.run_id, turn.key, token=turn.claimed.token, node=self._node_id, result=result,
+                advanced_from=advanced_from, notes=[*turn.notes, *flow_notes], artifacts=turn.artifacts,
+                grace=self.settings.relay.grace, settle=settle, **follows,
+            )  # fmt: skip
+
+        return send(connection) if connection is not None else self._asked(send, masking=True)
+
+    def _committed(self, turn: Turn, answer: Answer) -> Sequence[Next]:
+        if answer.verdict == "lost":
+            turn.replay.driver.close()
+            log.warning("lease.refused", run=str(turn.run_id), step=turn.key.wire, epoch=turn.claimed.epoch, error="LeaseLost")
+            return ()
+        crash_point("commit.after", turn.key.wire)
+        log.info("step.committed", run=str(turn.run_id), step=turn.key.wire, epoch=turn.claimed.epoch, late=answer.late, run_status=answer.run_status)
+        return answer.rows
+
+    # Publish.
+
+    def _publish(self, run_id: UUID, rows: Sequence[Next]) -> None:
+        """Send the run's own next steps; whatever fails stays due in the ledger, and the relay sends it."""
+        ready = [row for row in rows if row.status == "ready" and row.due is not None and self._goes_straight(row)]
+        if not ready:
+            return
+        outcomes = self._publisher.publish([message(run_id, row) for row in ready])
+        crash_point("publish.after", ready[0].key.wire)
+        sent = [row for row, error in zip(ready, outcomes, strict=True) if error is None]
+        self.loan.published([Settled(run_id, row.key, row.due or "", redispatch_after(self.settings, 0)) for row in sent])
+        for row, error in zip(ready, outcomes, strict=True):
+            if error is not None:
+                log.warning("publish.failed", run=str(run_id), step=row.key.wire, error=str(error)[:200])
+
+    def _goes_straight(self, row: Next) -> bool:
+        lane = self.settings.lanes.get(row.lane)
+        return lane is not None and not lane.limited
+
+    def _asked(self, ask: Callable[[Connection], T], *, starting: bool = False, masking: bool = False) -> T:
+        """Ask the ledger until it answers."""
+        if not masking:
+            return self.loan.ask(ask, starting=starting)
+        with masked():
+            return self.loan.ask(ask, starting=starting)

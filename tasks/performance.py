@@ -1,0 +1,183 @@
+"""Performs a step: its context, its code, its value as the ledger stores it. No transaction is open while user code runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, BinaryIO
+
+from ..config.settings import Settings
+from ..ledger import artifacts, once
+from ..ledger.codec import Encoded
+from ..ledger.commit import Ending
+from ..ledger.errors import BudgetExceeded, ValueTooLarge
+from ..ledger.steps import Claimed
+from .artifact import Artifact, reading_from
+from .attempt import EventLoop, Raised, Returned, attempt
+from .budget import Budget
+from .context import StepContext, running
+from .decision import Decision
+from .loan import Loan
+from .record import Asked, Load
+from .step import Step
+
+__all__ = ["Performance", "Performed"]
+
+
+@dataclass(slots=True)
+class Performed:
+    """What one attempt came to, and what it has to be charged for."""
+
+    came: Returned | Raised
+    encoded: Encoded | None = None
+    tokens: int = 0
+    usd: Decimal = Decimal(0)
+    notes: list[dict[str, Any]] = field(default_factory=list)
+    artifacts: list[dict[str, Any]] = field(default_factory=list)
+
+
+class _StepLedger:
+    """What a running step writes besides its result, each in a short transaction fenced by its claim (P38)."""
+
+    def __init__(self, performance: Performance, claimed: Claimed) -> None:
+        self._performance = performance
+        self._claimed = claimed
+        self.artifacts: list[dict[str, Any]] = []
+
+    def once_get(self, name: str, /) -> Encoded | None:
+        """Give the row of that name, if there is one."""
+        claimed = self._claimed
+        return self._performance.loan.ask(
+            lambda connection: once.get(connection, claimed.run_id, claimed.key, name=name), starting=False
+        )
+
+    def once_put(self, name: str, value: Encoded, /, *, tokens: int, usd: float) -> Encoded | None:
+        """Write the row with what it has cost; None if it stands, else the row of whoever was first."""
+        claimed = self._claimed
+        return self._performance.loan.ask(
+            lambda connection: once.put(
+                connection, claimed.run_id, claimed.key, token=claimed.token, name=name, value=value, tokens=tokens, usd=Decimal(str(usd))
+            ),
+            starting=False,
+        )
+
+    def artifact_put(self, stream: BinaryIO, /, *, name: str | None, media_type: str) -> Artifact:
+        """Store the stream."""
+        tenant = self._claimed.run["tenant"]
+        sha256, size = self._performance.store.put(tenant, stream, media_type=media_type)
+        self.artifacts.append({"sha256": sha256, "size": size, "media_type": media_type, "name": name})
+        return Artifact(sha256, size, media_type, name)
+
+
+class Performance:
+    """What a process needs to perform steps: the artifact store, the event loop, the bounds of values."""
+
+    def __init__(self, settings: Settings, loan: Loan) -> None:
+        self.settings = settings
+        self.loan = loan
+        self.store = artifacts.Store(settings.artifacts_url)
+        self._loop = EventLoop()
+
+    def loader(self, tenant: str) -> Load:
+        """Return what reads values that are not in their row."""
+
+        def load(data: bytes, encoding: str, /) -> bytes:
+            return artifacts.internalize(data, encoding, tenant=tenant, store=self.store)
+
+        return load
+
+    def refusal(self, claimed: Claimed) -> BudgetExceeded | None:
+        """Say why a step is not started: the run's budget is used up (G7)."""
+        budget = claimed.run["budget"]
+        for what, spent in (("tokens", claimed.run["spent_tokens"]), ("usd", claimed.run["spent_usd"])):
+            if budget.get(what) is not None and spent >= budget[what]:
+                return BudgetExceeded(what=what)
+        return None
+
+    def expired(self) -> Encoded:
+        """Return the decision that nobody has taken in time."""
+        return Decision("expired", approved=False).encode()
+
+    def perform(self, step: Step[..., Any], asked: Asked, claimed: Claimed) -> Performed:
+        """Run the step's code once and encode what it returns."""
+        ledger = _StepLedger(self, claimed)
+        context = self._context(step, claimed, ledger)
+        source = _Source(self.store, context.tenant)
+
+        @contextmanager
+        def entered() -> Any:
+            with ExitStack() as stack:
+                stack.enter_context(running(context))
+                stack.enter_context(reading_from(source))
+                yield
+
+        came = self._call(step, asked, entered, source)
+        done = Performed(came, tokens=context.spent_tokens, usd=Decimal(str(context.spent_usd)), artifacts=ledger.artifacts)
+        if isinstance(came, Returned):
+            try:
+                done.encoded = self._encode(step.encode_result(came.value), tenant=context.tenant, refs=done.artifacts)
+            except Exception as error:  # noqa: BLE001  # a value that cannot be stored: a failed attempt, with the path of what is wrong
+                done.came = Raised(error)
+        done.notes = [{"type": "note", "key": str(claimed.key), "data": note} for note in context.notes]
+        return done
+
+    def _call(
+        self, step: Step[..., Any], asked: Asked, entered: Callable[[], AbstractContextManager[object]], source: _Source
+    ) -> Returned | Raised:
+        try:
+            with reading_from(source):
+                args, kwargs = asked.arguments()
+        except Exception as error:  # noqa: BLE001  # arguments that no longer fit their types: a failed attempt that says so
+            return Raised(error)
+        return attempt(step, args, kwargs, entered=entered, loop=self._loop)
+
+    def _context(self, step: Step[..., Any], claimed: Claimed, ledger: _StepLedger) -> StepContext:
+        run, key = claimed.run, claimed.key
+        reference = f"{claimed.run_id}/{key.generation}/{key}"
+        effect_key = None
+        if step.kind == "effect":
+            effect_key = hashlib.sha256(reference.encode() + (claimed.input_hash or b"")).hexdigest()
+        budget = Budget(**{name: run["budget"].get(name) for name in ("tokens", "usd", "retries")})
+        return StepContext(
+            str(claimed.run_id), run["tenant"], str(key), ledger=ledger, generation=key.generation, conversation=run["conversation"],
+            tags=run["tags"], attempt=claimed.attempt, recoveries=claimed.recoveries, epoch=claimed.epoch, reference=reference,
+            effect_key=effect_key, deadline=datetime.fromisoformat(run["deadline"]) if run["deadline"] else None,
+            budget_before=budget.less(tokens=run["spent_tokens"], usd=float(run["spent_usd"]), retries=run["spent_retries"]),
+            versions=run["versions"],
+        )  # fmt: skip
+
+    def _encode(self, encoded: Encoded, *, tenant: str, refs: list[dict[str, Any]]) -> Encoded:
+        limit = self.settings.values.max_size
+        if len(encoded.data) > limit:
+            raise ValueTooLarge(path="result", size=len(encoded.data), limit=limit)
+        stored = artifacts.externalize(encoded, tenant=tenant, store=self.store, threshold=self.settings.values.artifact_threshold)
+        if stored is not encoded:
+            refs.append({"sha256": encoded.digest.hex(), "size": len(encoded.data), "media_type": "application/json"})
+        return stored
+
+    def stored(self, ending: Ending | None, *, tenant: str, artifacts: list[dict[str, Any]]) -> Ending | None:  # noqa: A002  # the vocabulary's word
+        """Return an ending whose value is where its size belongs."""
+        if ending is None or ending.data is None or ending.encoding is None:
+            return ending
+        whole = Encoded.of(ending.data, encoding=ending.encoding)
+        try:
+            kept = self._encode(whole, tenant=tenant, refs=artifacts)
+        except ValueTooLarge as error:
+            return Ending("failed", error={"type": "ValueTooLarge", "message": str(error), "path": error.path})
+        return ending if kept is whole else replace(ending, data=kept.data, encoding=kept.encoding)
+
+
+class _Source:
+    """Where a tenant's artifacts are read."""
+
+    def __init__(self, store: artifacts.Store, tenant: str) -> None:
+        self._store = store
+        self._tenant = tenant
+
+    def open(self, sha256: str, /) -> BinaryIO:
+        """Open the bytes with that digest."""
+        return self._store.open(self._tenant, sha256)

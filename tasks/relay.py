@@ -1,0 +1,172 @@
+"""The relay: takes what is due from the ledger, publishes it, settles it. The safety net of the fast path, and the only publisher of limited lanes.
+
+Every publish error means *outcome unknown*: the row stays and is due again; duplicates are harmless, the claim decides. Two relays at once
+are correct: a row is dispatched under its lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psycopg
+import structlog
+
+from ..config.crash import crash_point
+from ..config.settings import Settings
+from ..ledger import outbox
+from ..ledger.connect import Connection, connect, is_outage
+from ..ledger.errors import LedgerUnavailable
+from ..ledger.outbox import Dispatched
+from ..ledger.steps import Settled
+from ..recovery.scan import scan
+from .wire import Message, Publisher, kind_name
+
+__all__ = ["Pass", "Relay", "message", "redispatch_after"]
+
+log = structlog.get_logger("safepoint.relay")
+GRACE = 5.0  # seconds: a relay that dies between dispatch and settle costs this
+LONGEST_WAIT = 3600.0
+NAMED = frozenset({"step", "effect"})
+
+
+def message(run_id: object, row: object) -> Message:
+    """Return the message of a row that was dispatched or has just been committed."""
+    key, kind, name = row.key, row.kind, row.name  # type: ignore[attr-defined]  # Dispatched or Next
+    shown = name if kind in NAMED else kind_name(kind)
+    return Message(run=str(run_id), step=key.wire, lane=row.lane, name=shown, attempt=row.attempt, epoch=row.epoch + 1)  # type: ignore[attr-defined]  # as above
+
+
+def redispatch_after(settings: Settings, dispatches: int) -> float:
+    """Return after how many seconds an unclaimed message is asked about again: the wait doubles each time (P11)."""
+    return float(min(settings.relay.redispatch_after * 2**dispatches, LONGEST_WAIT))
+
+
+@dataclass(slots=True)
+class Pass:
+    """What one round did."""
+
+    published: int = 0
+    failed: int = 0
+    settled: int = 0
+    scanned: bool = False
+
+
+class Relay:
+    """One relay: `once` is one round, `run` goes on until `stop`."""
+
+    def __init__(self, settings: Settings, ledger_url: str, direct_url: str, publisher: Publisher, *, name: str = "relay") -> None:
+        self.settings = settings
+        self.name = name
+        self._ledger_url = ledger_url
+        self._direct_url = direct_url
+        self._publisher = publisher
+        self._connection: Connection | None = None
+        self._listener: Connection | None = None
+        self._stop = threading.Event()
+        self._scanned = 0.0
+
+    def once(self) -> Pass:
+        """Publish what is due now, batch by batch, until nothing is left that the lanes admit."""
+        done = Pass()
+        connection = self._connected()
+        while not self._stop.is_set():
+            rows = outbox.dispatch(
+                connection, limit=self.settings.relay.batch, grace=GRACE, redispatch_after=self.settings.relay.redispatch_after
+            )
+            if not rows:
+                break
+            self._send(connection, rows, done)
+            if done.failed:
+                break
+        return done
+
+    def _send(self, connection: Connection, rows: Sequence[Dispatched], done: Pass) -> None:
+        outcomes = self._publisher.publish([message(row.run_id, row) for row in rows])
+        crash_point("relay.published", rows[0].key.wire)
+        sent = [row for row, error in zip(rows, outcomes, strict=True) if error is None]
+        for row, error in zip(rows, outcomes, strict=True):
+            if error is not None:
+                done.failed += 1
+                log.warning("publish.failed", run=str(row.run_id), step=row.key.wire, lane=row.lane, error=str(error)[:200])
+        done.published += len(sent)
+        # One the broker may not have is left as it is: due again after the grace.
+        settled = [Settled(row.run_id, row.key, row.due, redispatch_after(self.settings, row.dispatches)) for row in sent]
+        done.settled += outbox.settle(connection, settled)
+
+    # The loop.
+
+    def run(self) -> None:
+        """Work until `stop`: woken by NOTIFY, by the next due row, and at the latest by the poll interval."""
+        while not self._stop.is_set():
+            try:
+                done = self.once()
+                self._scan_if_late()
+                self._wait(failed=bool(done.failed))
+            except (psycopg.Error, LedgerUnavailable, OSError) as error:
+                if not is_outage(error) and not isinstance(error, OSError):
+                    log.exception("relay.error")
+                else:
+                    log.warning("relay.ledger_away", error=" ".join(str(error).split())[:200])
+                self._disconnect()
+                self._stop.wait(min(1.0, self.settings.relay.poll))
+        self._disconnect()
+        self._publisher.close()
+
+    def stop(self) -> None:
+        """End the loop after the round at hand."""
+        self._stop.set()
+
+    def _wait(self, *, failed: bool) -> None:
+        if failed:
+            self._stop.wait(min(1.0, self.settings.relay.poll))  # the broker is away: its rows come due by themselves
+            return
+        listener = self._listening()
+        due = outbox.next_due(self._connected())
+        seconds = self.settings.relay.poll if due is None else min(max(due, 0.02), self.settings.relay.poll)
+        until = time.monotonic() + seconds
+        while not self._stop.is_set() and (left := until - time.monotonic()) > 0:
+            for _ in listener.notifies(timeout=min(left, 0.5), stop_after=1):
+                return
+
+    def _scan_if_late(self) -> None:
+        """Scan when the beat's scan has not come: any relay is good for that."""
+        interval = self.settings.scan.interval
+        if time.monotonic() - self._scanned < interval * 3:
+            return
+        self._scanned = time.monotonic()
+        # `orphans_v1` refuses a scan that follows another within its interval, so this costs a statement when beat is alive.
+        found = scan(self._connected(), self._late(), by=self.name, wait=self._stop)
+        if found.ran:
+            log.info("relay.scanned", **found.as_json())
+
+    def _late(self) -> Settings:
+        scan_settings = self.settings.scan.model_copy(update={"interval": self.settings.scan.interval * 3})
+        return self.settings.model_copy(update={"scan": scan_settings})
+
+    def _connected(self) -> Connection:
+        if self._connection is None or self._connection.closed:
+            self._connection = self._connect(self._ledger_url)
+        return self._connection
+
+    def _listening(self) -> Connection:
+        if self._listener is None or self._listener.closed:
+            self._listener = self._connect(self._direct_url)
+            self._listener.execute("LISTEN safepoint_relay")
+        return self._listener
+
+    def _connect(self, url: str) -> Connection:
+        limits = self.settings.ledger
+        return connect(
+            url, name=f"safepoint {self.name}", connect_timeout=limits.connect_timeout, statement_timeout=limits.statement_timeout
+        )
+
+    def _disconnect(self) -> None:
+        for connection in (self._connection, self._listener):
+            if connection is not None:
+                with contextlib.suppress(psycopg.Error):
+                    connection.close()
+        self._connection = self._listener = None

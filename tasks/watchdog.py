@@ -1,0 +1,67 @@
+"""Ends flow code that does not reach its next await: without it `while True: pass` in a flow keeps a worker for ever.
+
+A flow is pure control logic and takes microseconds; the limit is for bugs. The exception is set from another thread, which works in every
+pool; code that is inside one long C call hears of it only when that returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+__all__ = ["FlowStuck", "Watchdog"]
+
+TICK = 0.5  # seconds between looks
+
+
+class FlowStuck(BaseException):
+    """The flow did not reach its next await within the time it has; is it looping, or working where a step should?"""
+
+
+class Watchdog:
+    """One thread a process that looks now and then whether some thread's flow code has taken too long."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._armed: dict[int, float] = {}
+        self._guard = threading.Lock()
+        self._pid = 0
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Bound the block's time; raises FlowStuck in it."""
+        self._ensure_thread()
+        thread = threading.get_ident()
+        with self._guard:
+            self._armed[thread] = time.monotonic() + self.limit
+        try:
+            yield
+        finally:
+            self._disarm(thread)
+
+    def _disarm(self, thread: int) -> None:
+        with self._guard:
+            # Not there: it has been fired, and may not have arrived yet. Cancelled under the guard, so that it hits nothing outside.
+            if self._armed.pop(thread, None) is None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
+
+    def _ensure_thread(self) -> None:
+        if self._pid == os.getpid():
+            return
+        # After a fork only the forking thread lives on: the child needs a watcher of its own.
+        self._pid, self._armed, self._guard = os.getpid(), {}, threading.Lock()
+        threading.Thread(target=self._run, name="safepoint-watchdog", daemon=True).start()
+
+    def _run(self) -> None:
+        mine = os.getpid()
+        while os.getpid() == mine:
+            time.sleep(TICK)
+            now = time.monotonic()
+            with self._guard:
+                for thread in [one for one, until in self._armed.items() if until < now]:
+                    del self._armed[thread]
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(FlowStuck))
