@@ -1,6 +1,8 @@
-"""Ends a step: the one transaction of result, snapshot, next steps, events and outbox (G5), or the retry that the policy asks for.
+"""Ends a step: the one transaction of result, snapshot, next steps, events and outbox (G5), or the retry that the
+policy asks for.
 
-Any exception from here means *outcome unknown* (P3): the caller sends the identical call again until the ledger answers.
+Any exception from here means *outcome unknown* (P3): the caller sends the identical call again until the ledger
+answers.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ __all__ = ["Answer", "Ending", "Next", "Result", "commit", "retry"]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a step came to: `succeeded` with encoded data, or `failed` with an error; `at` is the instant the flow's clock will show."""
+    """What a step came to: `succeeded` with encoded data, or `failed` with an error; `at` is the instant the flow's
+    clock will show.
+    """
 
     status: str
     at: datetime
@@ -63,7 +67,9 @@ class Next:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the ledger says: `committed`, `already` (an earlier answer was lost), `stale` (advance again), `lost` (the fence has fallen)."""
+    """What the ledger says: `committed`, `already` (an earlier answer was lost), `stale` (advance again), `lost`
+    (the fence has fallen).
+    """
 
     verdict: str
     state_version: int = 0
@@ -73,11 +79,12 @@ class Answer:
 
 
 _COMMIT = (
-    "SELECT * FROM safepoint.commit_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %b, %s, %b, %s, %s, %s, %s, %s, %s, %b, %s, %s, %s, %s, %s, %s, %s)"
+    "SELECT * FROM safepoint.commit_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,"
+    " %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
 )
 
 
-def commit(
+def commit(  # noqa: PLR0913  # one transaction's parts, each by name
     connection: Connection,
     run_id: UUID,
     key: Key,
@@ -105,7 +112,8 @@ def commit(
         node: who commits.
         result: the outcome.
         advanced_from: the state version the flow was advanced from; None when it was not advanced.
-        joins: the gather that the step is a bare member of, when another member is believed open, so that nothing was advanced.
+        joins: the gather that the step is a bare member of, when another member is believed open, so that
+            nothing was advanced.
         asked: what the flow waits for next, as `insert_steps_v1` reads it.
         ending: how the flow ended, if it did.
         hold: why the run stops here for a person: code, text, next.
@@ -141,14 +149,16 @@ def _ending(ending: Ending | None) -> tuple[Any, ...]:
 
 def _next(item: dict[str, Any], generation: int) -> Next:
     key = Key(item.get("generation", generation), item["path"], item["step"], item["iteration"])
-    return Next(key, item["kind"], item["name"], item["lane"], item["status"], item["due"], item["attempt"], item["epoch"])
+    return Next(
+        key, item["kind"], item["name"], item["lane"], item["status"], item["due"], item["attempt"], item["epoch"]
+    )
 
 
 def _json(value: object) -> Jsonb | None:
     return None if value is None else Jsonb(value, dumps=orjson.dumps)
 
 
-def retry(
+def retry(  # noqa: PLR0913  # as above
     connection: Connection,
     run_id: UUID,
     key: Key,
@@ -161,7 +171,9 @@ def retry(
     usd: Decimal = Decimal(0),
     notes: Sequence[dict[str, Any]] = (),
 ) -> Answer:
-    """End an attempt that the policy repeats after `delay` seconds; the delay is a row, the spending is kept apart as wasted."""
+    """End an attempt that the policy repeats after `delay` seconds; the delay is a row, the spending is kept apart
+    as wasted.
+    """
     row = connection.execute(
         "SELECT * FROM safepoint.retry_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
         (

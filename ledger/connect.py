@@ -1,4 +1,6 @@
-"""Opens the connections to the ledger: psycopg, autocommit, one statement a transaction, so that each verb is one round trip."""
+"""Opens the connections to the ledger: psycopg, autocommit, one statement a transaction, so that each verb is one
+round trip.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ __all__ = ["Connection", "connect", "is_outage", "psycopg_url"]
 
 Connection = psycopg.Connection[TupleRow]
 
-# Classes of SQLSTATE that say "the server cannot answer now": connection, resources, operator intervention, and a read-only standby.
+# Classes of SQLSTATE that say "the server cannot answer now": connection, resources, operator intervention, and a
+# read-only standby.
 _OUTAGES = ("08", "53", "57", "58", "25006")
 
 
@@ -37,7 +40,8 @@ def connect(
         "keepalives_interval": 2,
         "keepalives_count": 3,
         "tcp_user_timeout": round(max(statement_timeout, 5.0) * 1000),
-        "options": f"-c statement_timeout={round(statement_timeout * 1000)} -c idle_in_transaction_session_timeout=60000 -c timezone=UTC",
+        "options": f"-c statement_timeout={round(statement_timeout * 1000)}"
+        " -c idle_in_transaction_session_timeout=60000 -c timezone=UTC",
     }
     try:
         connection = psycopg.connect(psycopg_url(url), autocommit=autocommit, prepare_threshold=1, **options)
@@ -47,10 +51,14 @@ def connect(
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether an error says that the server could not answer, so that the outcome is unknown and asking again is right."""
+    """Whether an error says that the server could not answer, so that the outcome is unknown and asking again is
+    right.
+    """
     if isinstance(error, LedgerUnavailable):
         return True
-    if isinstance(error, psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure | psycopg.errors.LockNotAvailable):
+    if isinstance(
+        error, psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure | psycopg.errors.LockNotAvailable
+    ):
         return True
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         state = getattr(error, "sqlstate", None)

@@ -1,4 +1,6 @@
-"""What people and apps do to a run: cancel, pause, resume, reopen, signal; each is one guarded call under the run's lock."""
+"""What people and apps do to a run: cancel, pause, resume, reopen, signal; each is one guarded call under the run's
+lock.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def reopen(connection: Connection, run_id: UUID, *, by: str) -> str:
     return _one(connection, "SELECT safepoint.reopen_v1(%s, %s)", (run_id, by))
 
 
-def mail(
+def mail(  # noqa: PLR0913  # one mail's parts, each by name
     connection: Connection,
     run_id: UUID,
     *,

@@ -28,11 +28,14 @@ class History:
 
 # One statement, one snapshot: the version and the rows agree.
 _READ = """
-SELECT jsonb_build_object('tenant', r.tenant_id, 'flow', r.flow, 'version', r.workflow_version, 'deadline', r.deadline, 'budget', r.budget,
-         'spent_tokens', r.spent_tokens, 'spent_usd', r.spent_usd, 'spent_retries', r.spent_retries, 'versions', r.versions, 'tags', r.tags,
+SELECT jsonb_build_object('tenant', r.tenant_id, 'flow', r.flow, 'version', r.workflow_version, 'deadline',
+r.deadline, 'budget', r.budget,
+         'spent_tokens', r.spent_tokens, 'spent_usd', r.spent_usd, 'spent_retries', r.spent_retries,
+         'versions', r.versions, 'tags', r.tags,
          'created_at', r.created_at, 'cancel_at', r.cancel_at, 'conversation', r.conversation_id, 'status', r.status),
        r.generation, r.attempt || '.' || r.generation, r.state_version, r.input, r.input_encoding,
-       s.commit_seq, s.path, s.step_id, s.iteration, s.kind, s.status, s.input_hash, s.result, s.result_encoding, s.error, s.at, s.tokens, s.usd
+       s.commit_seq, s.path, s.step_id, s.iteration, s.kind, s.status, s.input_hash, s.result,
+       s.result_encoding, s.error, s.at, s.tokens, s.usd
   FROM safepoint.runs r
   LEFT JOIN safepoint.steps s ON s.run_id = r.run_id AND s.generation = r.generation AND s.commit_seq IS NOT NULL
  WHERE r.run_id = %s ORDER BY s.commit_seq

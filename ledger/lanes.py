@@ -1,4 +1,6 @@
-"""Lanes in the ledger: their limits, which admission reads under the lane's row lock, so that they hold over any number of relays."""
+"""Lanes in the ledger: their limits, which admission reads under the lane's row lock, so that they hold over any
+number of relays.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,17 @@ from typing import Protocol
 from .connect import Connection
 
 __all__ = ["Limits", "apply"]
+
+_INSERT = """
+INSERT INTO safepoint.lanes (name, rate, burst, in_flight, "window", tokens)
+VALUES (%s, %s, %s, %s, %s, coalesce(%s, 0))
+ON CONFLICT (name) DO NOTHING
+"""
+_UPDATE = """
+UPDATE safepoint.lanes
+   SET rate = %s, burst = %s, in_flight = %s, "window" = %s, changed_at = safepoint.now()
+ WHERE name = %s
+"""
 
 
 class Limits(Protocol):
@@ -31,15 +44,12 @@ class Limits(Protocol):
 
 
 def apply(connection: Connection, lanes: Mapping[str, Limits], *, window: int, only_missing: bool = False) -> None:
-    """Write the configured lanes; `window` is the one of lanes that name none; `only_missing` leaves those that exist as they are."""
-    change = "NOTHING" if only_missing else (
-        'UPDATE SET rate = excluded.rate, burst = excluded.burst, in_flight = excluded.in_flight, "window" = excluded."window",'
-        " changed_at = safepoint.now()"
-    )  # fmt: skip
+    """Write the configured lanes; `window` is the one of lanes that name none; `only_missing` leaves those that
+    exist as they are.
+    """
     for name in sorted(lanes):
         lane = lanes[name]
-        connection.execute(
-            'INSERT INTO safepoint.lanes (name, rate, burst, in_flight, "window", tokens)'
-            f" VALUES (%s, %s, %s, %s, %s, coalesce(%s, 0)) ON CONFLICT (name) DO {change}",  # noqa: S608  # one of two constants
-            (name, lane.rate, lane.burst, lane.in_flight, lane.window or window, lane.burst),
-        )
+        limits = (lane.rate, lane.burst, lane.in_flight, lane.window or window)
+        inserted = connection.execute(_INSERT, (name, *limits, lane.burst)).rowcount
+        if not inserted and not only_missing:
+            connection.execute(_UPDATE, (*limits, name))

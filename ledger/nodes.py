@@ -1,4 +1,6 @@
-"""Nodes: who works, for how long that is believed (the lease), and the session lock whose absence is a suspicion (P19 to P21)."""
+"""Nodes: who works, for how long that is believed (the lease), and the session lock whose absence is a suspicion
+(P19 to P21).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,17 @@ from psycopg.types.json import Jsonb
 
 from .connect import Connection
 
-__all__ = ["Beat", "Node", "Registered", "beat", "hold_session_lock", "lock_key", "register", "session_locks_work", "stop"]
+__all__ = [
+    "Beat",
+    "Node",
+    "Registered",
+    "beat",
+    "hold_session_lock",
+    "lock_key",
+    "register",
+    "session_locks_work",
+    "stop",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +73,37 @@ def register(connection: Connection, node: Node, *, lease: float, with_lock: boo
     row = connection.execute(
         "SELECT * FROM safepoint.register_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
         (
-            *(node.node_id, node.kind, node.host, node.pid, list(node.lanes), list(node.flows), list(node.steps), node.concurrency),
+            *(
+                node.node_id,
+                node.kind,
+                node.host,
+                node.pid,
+                list(node.lanes),
+                list(node.flows),
+                list(node.steps),
+                node.concurrency,
+            ),
             *(lock_key(node.node_id) if with_lock else None, lease, Jsonb(list(node.versions))),
         ),
     ).fetchone()
-    assert row is not None  # noqa: S101  # a function that returns a row always does
+    assert row is not None
     return Registered(row[0], row[1])
 
 
 def beat(
-    connection: Connection, node_id: str, *, active: Sequence[UUID], marks: dict[str, Any], lease: float, draining: bool = False
+    connection: Connection,
+    node_id: str,
+    *,
+    active: Sequence[UUID],
+    marks: dict[str, Any],
+    lease: float,
+    draining: bool = False,
 ) -> Beat:
     """Renew the lease and name the claims that are really executing (P4): one statement, however many."""
     row = connection.execute(
         "SELECT * FROM safepoint.beat_v1(%s, %s, %s, %s, %s)", (node_id, list(active), Jsonb(marks), lease, draining)
     ).fetchone()
-    assert row is not None  # noqa: S101  # a function that returns a row always does
+    assert row is not None
     return Beat(bool(row[0]), row[1], row[2], tuple(row[3] or ()), bool(row[5]))
 
 
@@ -92,7 +119,9 @@ def hold_session_lock(connection: Connection, node_id: str) -> bool:
 
 
 def session_locks_work(connection: Connection, other: Connection, node_id: str) -> bool:
-    """Self-test (P21): behind a transaction pooler the lock does not stay with this session, or is seen by another as its own."""
+    """Self-test (P21): behind a transaction pooler the lock does not stay with this session, or is seen by another
+    as its own.
+    """
     first = connection.execute("SELECT pg_backend_pid()").fetchone()
     row = other.execute("SELECT safepoint.has_lock_v1(%s)", (lock_key(node_id),)).fetchone()
     again = connection.execute("SELECT pg_backend_pid(), safepoint.has_lock_v1(%s)", (lock_key(node_id),)).fetchone()

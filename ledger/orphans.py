@@ -1,4 +1,6 @@
-"""The orphan scan's questions to the ledger: which running steps may have lost their executor, and the chores that need no verdict."""
+"""The orphan scan's questions to the ledger: which running steps may have lost their executor, and the chores that
+need no verdict.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Chores:
-    """What was done besides: waits decided, runs ended, stalled runs revived, ends delivered; and what lies due for the relay."""
+    """What was done besides: waits decided, runs ended, stalled runs revived, ends delivered; and what lies due for
+    the relay.
+    """
 
     fired: int
     ended: int
@@ -50,7 +54,9 @@ class Chores:
 
 def look(connection: Connection, *, by: str, interval: float, lease: float, limit: int = 1000) -> Round:
     """Find running steps that may be orphans; nothing when another scan is at it or has just been."""
-    rows = connection.execute("SELECT * FROM safepoint.orphans_v1(%s, %s, %s, %s)", (by, interval, lease, limit)).fetchall()
+    rows = connection.execute(
+        "SELECT * FROM safepoint.orphans_v1(%s, %s, %s, %s)", (by, interval, lease, limit)
+    ).fetchall()
     return Round(
         ran=bool(rows and rows[0][0]),
         frozen=bool(rows and rows[0][1]),

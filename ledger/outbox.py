@@ -1,6 +1,7 @@
 """The outbox: which steps are due to be published, and what is to be delivered that is no step.
 
-A step's `due_at` is the outbox (P10). The relay asks what is due, publishes, and settles; what it does not settle is due again.
+A step's `due_at` is the outbox (P10). The relay asks what is due, publishes, and settles; what it does not settle
+is due again.
 """
 
 from __future__ import annotations
@@ -36,8 +37,12 @@ class Dispatched:
 
 
 def dispatch(connection: Connection, *, limit: int, grace: float, redispatch_after: float) -> list[Dispatched]:
-    """Take up to `limit` due steps a lane, within the lanes' limits; each is due again after `grace` seconds unless it is settled."""
-    rows = connection.execute("SELECT * FROM safepoint.dispatch_v1(%s, %s, %s)", (limit, grace, redispatch_after)).fetchall()
+    """Take up to `limit` due steps a lane, within the lanes' limits; each is due again after `grace` seconds unless
+    it is settled.
+    """
+    rows = connection.execute(
+        "SELECT * FROM safepoint.dispatch_v1(%s, %s, %s)", (limit, grace, redispatch_after)
+    ).fetchall()
     return [
         Dispatched(run, Key(generation, path, step, iteration), kind, name, lane, attempt, epoch, due, dispatches)
         for run, generation, path, step, iteration, kind, name, lane, attempt, epoch, due, dispatches in rows
@@ -68,7 +73,8 @@ def deliver(connection: Connection, *, limit: int) -> int:
 def next_due(connection: Connection) -> float | None:
     """Return in how many seconds the next row is due (0 or less: now); None when nothing is to come."""
     row = connection.execute(
-        # Three index heads: ready steps of each lane, waits, messages. Parked rows are due at infinity and do not count.
+        # Three index heads: ready steps of each lane, waits, messages. Parked rows are due at infinity and
+        # do not count.
         """
         SELECT extract(epoch FROM min(due) - safepoint.now()) FROM (
             SELECT (SELECT least(

@@ -1,4 +1,6 @@
-"""The states of runs, steps and effects, and the one table of allowed transitions for each; the schema's CHECK constraints hold the same names."""
+"""The states of runs, steps and effects, and the one table of allowed transitions for each; the schema's CHECK
+constraints hold the same names.
+"""
 
 from __future__ import annotations
 

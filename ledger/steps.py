@@ -19,7 +19,19 @@ from psycopg.types.json import Jsonb
 from .connect import Connection
 from .key import Key
 
-__all__ = ["Cause", "Claimed", "Claimer", "Loss", "NotYours", "Outcome", "Record", "Settled", "claim", "lose", "release"]
+__all__ = [
+    "Cause",
+    "Claimed",
+    "Claimer",
+    "Loss",
+    "NotYours",
+    "Outcome",
+    "Record",
+    "Settled",
+    "claim",
+    "lose",
+    "release",
+]
 
 
 class Cause(StrEnum):
@@ -44,7 +56,9 @@ class Claimer:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A published row, to be settled by the next statement that is made anyway; `due` is the ticket that names the row (P17)."""
+    """A published row, to be settled by the next statement that is made anyway; `due` is the ticket that names the
+    row (P17).
+    """
 
     run_id: UUID
     key: Key
@@ -122,7 +136,9 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class NotYours:
-    """A refused claim, with its reason: `stale: …` is dropped, the others are asked for again by the ledger itself (P14)."""
+    """A refused claim, with its reason: `stale: …` is dropped, the others are asked for again by the ledger itself
+    (P14).
+    """
 
     reason: str
 
@@ -130,7 +146,7 @@ class NotYours:
 _CLAIM = "SELECT * FROM safepoint.claim_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
 
 
-def claim(
+def claim(  # noqa: PLR0913  # one claim's parts, each by name
     connection: Connection,
     run_id: UUID,
     key: Key,
@@ -166,25 +182,64 @@ def claim(
     ).fetchone()
     if row is None or row[0] != "claimed":
         return NotYours(reason="stale: no answer" if row is None else row[1])
-    (_, _, kind, epoch, attempt, recoveries, _tokens, data, encoding, digest, pending, outcome, o_data, o_encoding, *rest) = row
+    (
+        _,
+        _,
+        kind,
+        epoch,
+        attempt,
+        recoveries,
+        _tokens,
+        data,
+        encoding,
+        digest,
+        pending,
+        outcome,
+        o_data,
+        o_encoding,
+        *rest,
+    ) = row
     first, dispatched, db_now, version, generation, era, seen, run, run_input, run_encoding, *history = rest
     return Claimed(
-        run_id=run_id, key=key, token=token, kind=kind, epoch=epoch, attempt=attempt, recoveries=recoveries,
-        input=data, input_encoding=encoding, input_hash=digest, pending_error=pending,
-        outcome=None if outcome is None else Outcome(
+        run_id=run_id,
+        key=key,
+        token=token,
+        kind=kind,
+        epoch=epoch,
+        attempt=attempt,
+        recoveries=recoveries,
+        input=data,
+        input_encoding=encoding,
+        input_hash=digest,
+        pending_error=pending,
+        outcome=None
+        if outcome is None
+        else Outcome(
             outcome.get("status", "succeeded"), outcome.get("error"), outcome.get("sender"), o_data, o_encoding
         ),
-        first_claimed_at=first, dispatched_at=dispatched, db_now=db_now, state_version=version, era=era, seen=seen, run=run,
-        run_input=run_input, run_input_encoding=run_encoding, history=_records(generation, *history),
-    )  # fmt: skip
+        first_claimed_at=first,
+        dispatched_at=dispatched,
+        db_now=db_now,
+        state_version=version,
+        era=era,
+        seen=seen,
+        run=run,
+        run_input=run_input,
+        run_input_encoding=run_encoding,
+        history=_records(generation, *history),
+    )
 
 
 def _records(generation: int, seqs: list[int] | None, *columns: Any) -> tuple[Record, ...]:
     if seqs is None:
         return ()
     return tuple(
-        Record(seq, Key(generation, path, step, iteration), kind, status, digest, data, encoding, error, at, tokens, usd)
-        for seq, path, step, iteration, kind, status, digest, data, encoding, error, at, tokens, usd in zip(seqs, *columns, strict=True)
+        Record(
+            seq, Key(generation, path, step, iteration), kind, status, digest, data, encoding, error, at, tokens, usd
+        )
+        for seq, path, step, iteration, kind, status, digest, data, encoding, error, at, tokens, usd in zip(
+            seqs, *columns, strict=True
+        )
     )
 
 
@@ -193,12 +248,31 @@ def _settle(rows: Sequence[Settled]) -> Jsonb | None:
 
 
 def release(
-    connection: Connection, run_id: UUID, key: Key, *, token: UUID, why: str, hold: dict[str, Any] | None = None, delay: float = 0.0
+    connection: Connection,
+    run_id: UUID,
+    key: Key,
+    *,
+    token: UUID,
+    why: str,
+    hold: dict[str, Any] | None = None,
+    delay: float = 0.0,
 ) -> bool:
-    """Give a claim back without an outcome, holding the run when `hold` says why; False when the claim was no longer ours."""
+    """Give a claim back without an outcome, holding the run when `hold` says why; False when the claim was no longer
+    ours.
+    """
     row = connection.execute(
         "SELECT safepoint.release_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s)",
-        (run_id, key.generation, key.path, key.step_id, key.iteration, token, why, None if hold is None else Jsonb(hold), delay),
+        (
+            run_id,
+            key.generation,
+            key.path,
+            key.step_id,
+            key.iteration,
+            token,
+            why,
+            None if hold is None else Jsonb(hold),
+            delay,
+        ),
     ).fetchone()
     return row is not None and row[0] == "released"
 
@@ -220,13 +294,23 @@ class Loss:
 def lose(connection: Connection, loss: Loss, *, lane: str, max_deaths: int) -> str:
     """Take a step from its owner if the cause still holds under the locks.
 
-    Returns `lost` (it is ready on `lane`), `poison` (held), `alive` (the cause does not hold) or `moved` (another state or owner).
+    Returns `lost` (it is ready on `lane`), `poison` (held), `alive` (the cause does not hold) or `moved`
+    (another state or owner).
     """
     key = loss.key
     row = connection.execute(
         "SELECT safepoint.lose_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
         (
-            *(loss.run_id, key.generation, key.path, key.step_id, key.iteration, loss.token, loss.cause.value, loss.deadly),
+            *(
+                loss.run_id,
+                key.generation,
+                key.path,
+                key.step_id,
+                key.iteration,
+                loss.token,
+                loss.cause.value,
+                loss.deadly,
+            ),
             *(max_deaths, lane, loss.pid, loss.pid_start, None if loss.evidence is None else Jsonb(loss.evidence)),
         ),
     ).fetchone()

@@ -60,7 +60,9 @@ def _state(connection: Connection) -> SchemaState:
     scripts = ScriptDirectory.from_config(_config())
     known = tuple(script.revision for script in scripts.walk_revisions())
     table = connection.execute(text("SELECT to_regclass('safepoint.schema_version')")).scalar()
-    current = connection.execute(text("SELECT max(version_num) FROM safepoint.schema_version")).scalar() if table else None
+    current = (
+        connection.execute(text("SELECT max(version_num) FROM safepoint.schema_version")).scalar() if table else None
+    )
     wanted = str(scripts.get_current_head())
     listed = text("SELECT count(*) FROM safepoint.compatible WHERE revision = :wanted")
     compatible = bool(current and connection.execute(listed, {"wanted": wanted}).scalar())
@@ -70,7 +72,8 @@ def _state(connection: Connection) -> SchemaState:
 def check(ledger_url: str) -> None:
     """Refuse to work on a schema that this release cannot use.
 
-    A release runs on its own schema and on the next one (expand, then contract a release later): a revision that it does not know is let
+    A release runs on its own schema and on the next one (expand, then contract a release later): a revision
+    that it does not know is let
     through when the database itself lists this release in `safepoint.compatible`.
 
     Raises:

@@ -1,6 +1,8 @@
-"""The orphan scan: finds steps without an executor and gives them to the recovery lane; one statement when there is nothing to do.
+"""The orphan scan: finds steps without an executor and gives them to the recovery lane; one statement when there
+is nothing to do.
 
-Any number of scans at once is correct: each finding is confirmed again under the run's lock before a step is taken (P1). The scan never
+Any number of scans at once is correct: each finding is confirmed again under the run's lock before a step is
+taken (P1). The scan never
 publishes and never runs user code: it writes verdicts and rows that the relay sends.
 """
 
@@ -23,7 +25,9 @@ CONTENDED = frozenset({"lost", "poison"})
 
 @dataclass(slots=True)
 class Sweep:
-    """What one scan did: `expired` claims taken, `undelivered` and `unsettled` rows that lie due for the relay, `due` waits and runs moved."""
+    """What one scan did: `expired` claims taken, `undelivered` and `unsettled` rows that lie due for the relay,
+    `due` waits and runs moved.
+    """
 
     ran: bool = True
     expired: int = 0
@@ -34,7 +38,11 @@ class Sweep:
 
     def as_json(self) -> dict[str, int]:
         """Return the counts that `safepoint sweep --json` prints."""
-        return {name: value for name, value in asdict(self).items() if name in {"expired", "undelivered", "unsettled", "due"}}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name in {"expired", "undelivered", "unsettled", "due"}
+        }
 
 
 def recovery_lane(settings: Settings, fallback: str = "online") -> str:
@@ -42,7 +50,9 @@ def recovery_lane(settings: Settings, fallback: str = "online") -> str:
     return RECOVERY if RECOVERY in settings.lanes else fallback
 
 
-def scan(connection: Connection, settings: Settings, *, by: str, wait: threading.Event | None = None, force: bool = False) -> Sweep:
+def scan(
+    connection: Connection, settings: Settings, *, by: str, wait: threading.Event | None = None, force: bool = False
+) -> Sweep:
     """Run one round.
 
     Args:
@@ -69,7 +79,9 @@ def scan(connection: Connection, settings: Settings, *, by: str, wait: threading
     return sweep
 
 
-def _take(connection: Connection, settings: Settings, found: orphans.Round, sweep: Sweep, *, known: frozenset[object]) -> frozenset[object]:
+def _take(
+    connection: Connection, settings: Settings, found: orphans.Round, sweep: Sweep, *, known: frozenset[object]
+) -> frozenset[object]:
     suspicions = set()
     for orphan in found.orphans:
         verdict = judge(_facts(orphan, frozen=found.frozen), confirmed=orphan.token in known)
@@ -83,12 +95,19 @@ def _take(connection: Connection, settings: Settings, found: orphans.Round, swee
 
 def _facts(orphan: orphans.Orphan, *, frozen: bool) -> Facts:
     return Facts(
-        lease_over=orphan.lease_over, lock_missing=orphan.lock_missing, stopped=orphan.stopped, expired=orphan.expired,
-        unnamed=orphan.unnamed, neighbours=orphan.neighbours, frozen=frozen,
-    )  # fmt: skip
+        lease_over=orphan.lease_over,
+        lock_missing=orphan.lock_missing,
+        stopped=orphan.stopped,
+        expired=orphan.expired,
+        unnamed=orphan.unnamed,
+        neighbours=orphan.neighbours,
+        frozen=frozen,
+    )
 
 
-def _lose(connection: Connection, settings: Settings, orphan: orphans.Orphan, cause: str, *, deadly: bool, sweep: Sweep) -> None:
+def _lose(
+    connection: Connection, settings: Settings, orphan: orphans.Orphan, cause: str, *, deadly: bool, sweep: Sweep
+) -> None:
     loss = steps.Loss(orphan.run_id, orphan.key, orphan.token, steps.Cause(cause), deadly=deadly)
     answer = steps.lose(connection, loss, lane=recovery_lane(settings), max_deaths=settings.scan.max_recoveries)
     if answer in CONTENDED:

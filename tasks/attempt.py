@@ -1,6 +1,7 @@
 """Runs the code of one step, once, and says what came of it; nothing that user code raises gets past here.
 
-A `MemoryError` or `SystemExit` in a step would end the whole worker in Celery, and then the next one; here it is an attempt that failed.
+A `MemoryError` or `SystemExit` in a step would end the whole worker in Celery, and then the next one; here it is
+an attempt that failed.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class EventLoop:
             if future.done():
                 raise  # the step's own TimeoutError
             future.cancel()
-            with contextlib.suppress(FutureTimeout, CancelledError, Exception):  # it gets a moment to clean up; what it says then is moot
+            # it gets a moment to clean up; what it says then is moot
+            with contextlib.suppress(FutureTimeout, CancelledError, Exception):
                 future.result(1.0)
             raise StepTimeout(seconds=timeout) from None
 
@@ -84,7 +86,10 @@ def attempt(
 
 
 async def _inside(
-    step: Step[..., Any], args: tuple[object, ...], kwargs: dict[str, object], entered: Callable[[], AbstractContextManager[object]]
+    step: Step[..., Any],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    entered: Callable[[], AbstractContextManager[object]],
 ) -> object:
     with entered():
         return await step.fn(*args, **kwargs)

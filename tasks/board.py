@@ -1,6 +1,8 @@
-"""The board: memory that a worker's main process shares with its pool children, so that a beat names what really executes (P4).
+"""The board: memory that a worker's main process shares with its pool children, so that a beat names what really
+executes (P4).
 
-A child writes which claim it executes; the main process reads it at each beat, and when a child dies. No lock is needed: a slot has one
+A child writes which claim it executes; the main process reads it at each beat, and when a child dies. No lock is
+needed: a slot has one
 writer, and a torn read is one beat's omission (P4 asks for two).
 """
 
@@ -14,11 +16,13 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from uuid import UUID
 
 __all__ = ["Board", "Executing", "process_start"]
 
-_HEAD = struct.Struct("=ddBxxxxxxxQ")  # last good beat (monotonic s), when draining began, draining, the ledger's incarnation (low 64 bits)
+# last good beat (monotonic s), when draining began, draining, the ledger's incarnation (low 64 bits)
+_HEAD = struct.Struct("=ddBxxxxxxxQ")
 _MARK = struct.Struct("=dd")  # last claim (s since the epoch, the ledger's clock), newest dispatch among the claimed
 _SLOT = struct.Struct("=16sqqd")  # claim token, pid, the process's start time, since when (monotonic s)
 _EMPTY = b"\0" * 16
@@ -37,8 +41,10 @@ class Executing:
 
 
 def process_start(pid: int) -> int:
-    """Return when a process started, in clock ticks since boot; 0 where the system does not tell. With it a reused pid is nobody's."""
-    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
+    """Return when a process started, in clock ticks since boot; 0 where the system does not tell. With it a reused
+    pid is nobody's.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError), Path(f"/proc/{pid}/stat").open("rb") as file:
         return int(file.read().rpartition(b")")[2].split()[19])
     return 0
 
@@ -108,7 +114,9 @@ class Board:
     # Slots.
 
     def introduce(self, slot: int) -> None:
-        """Say that this process lives in a slot, so that its death is noticed; keeps what a dead predecessor was executing."""
+        """Say that this process lives in a slot, so that its death is noticed; keeps what a dead predecessor was
+        executing.
+        """
         if self._read(slot).token is None:
             self._write(slot, _EMPTY, os.getpid(), process_start(os.getpid()))
         with contextlib.suppress(BlockingIOError):

@@ -1,6 +1,8 @@
-"""One step, from its message to its ack: claim, execute, advance, commit, publish. The only place that does it; it knows nothing of Celery.
+"""One step, from its message to its ack: claim, execute, advance, commit, publish. The only place that does it;
+it knows nothing of Celery.
 
-Returning acknowledges the message, and only an answer of the ledger makes it return (P13). Any exception from the ledger means *outcome
+Returning acknowledges the message, and only an answer of the ledger makes it return (P13). Any exception from the
+ledger means *outcome
 unknown*: the identical call is sent again until the ledger answers (P3, P4).
 """
 
@@ -119,11 +121,19 @@ class Executor:
         try:
             answer = self._asked(
                 lambda connection: steps.claim(
-                    connection, run_id, key, lane=lane, claimer=self.loan.claimer(), token=token, timeout=timeout,
-                    seen=replay.seen if replay else -1, era=replay.era if replay else "", settle=settle,
+                    connection,
+                    run_id,
+                    key,
+                    lane=lane,
+                    claimer=self.loan.claimer(),
+                    token=token,
+                    timeout=timeout,
+                    seen=replay.seen if replay else -1,
+                    era=replay.era if replay else "",
+                    settle=settle,
                 ),
                 starting=True,
-            )  # fmt: skip
+            )
         except Shutdown:
             self.loan.published(settle)
             raise
@@ -135,7 +145,9 @@ class Executor:
         self.loan.mark(lane, answer)
         return self._turn(answer, replay, began=began, declared=declared)
 
-    def _turn(self, claimed: Claimed, replay: Replay | None, *, began: float, declared: Step[..., Any] | None) -> Turn | None:
+    def _turn(
+        self, claimed: Claimed, replay: Replay | None, *, began: float, declared: Step[..., Any] | None
+    ) -> Turn | None:
         if replay is None or claimed.seen < 0:
             if replay is not None:
                 replay.driver.close()
@@ -159,12 +171,18 @@ class Executor:
             return None
         tenant = claimed.run["tenant"]
         info = run_info(
-            claimed.run_id, claimed.run, generation=claimed.key.generation, encoding=claimed.run_input_encoding, data=claimed.run_input
+            claimed.run_id,
+            claimed.run,
+            generation=claimed.key.generation,
+            encoding=claimed.run_input_encoding,
+            data=claimed.run_input,
         )
         return self._histories.build(flow, info, era=claimed.era, load=self._performance.loader(tenant))
 
     def _objection(self, turn: Turn) -> dict[str, Any] | None:
-        """Say why this step must not run: the replayed flow is broken, or asks for something else than the ledger holds."""
+        """Say why this step must not run: the replayed flow is broken, or asks for something else than the ledger
+        holds.
+        """
         driver, claimed = turn.replay.driver, turn.claimed
         if isinstance(driver.outcome, Diverged | FlowError):
             return hold_of(driver.outcome, run_id=turn.run_id)
@@ -173,14 +191,22 @@ class Executor:
         asked = driver.asked.get(turn.key)
         if asked is not None and asked.kind == claimed.kind and claimed.input_hash in {None, asked.input_hash}:
             return None
-        record = Record(claimed.state_version, turn.key, claimed.kind, "ready", claimed.db_now, input_hash=claimed.input_hash)
-        return hold_of(Diverged.between(record, asked, others=driver.asked.values(), ended=driver.outcome), run_id=turn.run_id)
+        record = Record(
+            claimed.state_version, turn.key, claimed.kind, "ready", claimed.db_now, input_hash=claimed.input_hash
+        )
+        return hold_of(
+            Diverged.between(record, asked, others=driver.asked.values(), ended=driver.outcome), run_id=turn.run_id
+        )
 
     def _release(self, claimed: Claimed, *, why: str, hold: dict[str, Any] | None = None) -> None:
         self._asked(
-            lambda connection: steps.release(connection, claimed.run_id, claimed.key, token=claimed.token, why=why, hold=hold)
+            lambda connection: steps.release(
+                connection, claimed.run_id, claimed.key, token=claimed.token, why=why, hold=hold
+            )
         )
-        log.warning("step.released", run=str(claimed.run_id), step=claimed.key.wire, why=why, text=(hold or {}).get("text"))
+        log.warning(
+            "step.released", run=str(claimed.run_id), step=claimed.key.wire, why=why, text=(hold or {}).get("text")
+        )
 
     # Execute.
 
@@ -191,7 +217,8 @@ class Executor:
             self._replayed_again(turn)
             self._release(turn.claimed, why="version")
             return ()
-        if turn.claimed.pending_error is not None:  # P24: the scan ended an attempt; the policy is evaluated where the user's code is
+        # P24: the scan ended an attempt; the policy is evaluated where the user's code is
+        if turn.claimed.pending_error is not None:
             return self._failed(turn, StepTimeout(seconds=turn.step.timeout), {})
         refused = self._performance.refusal(turn.claimed)
         if refused is not None:
@@ -203,9 +230,15 @@ class Executor:
         match done.came:
             case Returned():
                 encoded = done.encoded
-                assert encoded is not None  # noqa: S101  # `perform` encodes what it returns
+                assert encoded is not None
                 result = Result(
-                    "succeeded", turn.now(), encoded.data, encoded.encoding, encoded.digest, tokens=done.tokens, usd=done.usd
+                    "succeeded",
+                    turn.now(),
+                    encoded.data,
+                    encoded.encoding,
+                    encoded.digest,
+                    tokens=done.tokens,
+                    usd=done.usd,
                 )
                 return self._commit(turn, result)
             case Raised(error=error):
@@ -213,27 +246,44 @@ class Executor:
 
     def _failed(self, turn: Turn, error: BaseException, spent: dict[str, Any]) -> Sequence[Next]:
         """An attempt has failed: again later, as a row of the ledger, or for good."""
-        assert turn.step is not None  # noqa: S101  # only steps with code get here
+        assert turn.step is not None
         claimed = turn.claimed
         budget, deadline = claimed.run["budget"].get("retries"), turn.replay.driver.run.deadline
         verdict = decide(
-            turn.step, attempt=claimed.attempt, error=error, elapsed=(turn.now() - claimed.first_claimed_at).total_seconds(),
+            turn.step,
+            attempt=claimed.attempt,
+            error=error,
+            elapsed=(turn.now() - claimed.first_claimed_at).total_seconds(),
             retries_left=None if budget is None else budget - claimed.run["spent_retries"],
             time_left=None if deadline is None else (deadline - turn.now()).total_seconds(),
-        )  # fmt: skip
+        )
         told = describe(error, attempts=claimed.attempt)
         if not isinstance(verdict, Retry):
             log.warning("step.failed", run=str(turn.run_id), step=turn.key.wire, error=told["type"], why=verdict.text)
             return self._commit(turn, Result("failed", turn.now(), error={**told, "stopped": verdict.text}, **spent))
         answer = self._asked(
             lambda connection: commits.retry(
-                connection, turn.run_id, turn.key, token=claimed.token, node=self._node_id, error=told, delay=verdict.delay,
-                notes=turn.notes, **spent,
+                connection,
+                turn.run_id,
+                turn.key,
+                token=claimed.token,
+                node=self._node_id,
+                error=told,
+                delay=verdict.delay,
+                notes=turn.notes,
+                **spent,
             ),
             masking=True,
-        )  # fmt: skip
+        )
         self._replayed_again(turn)
-        log.info("step.retried", run=str(turn.run_id), step=turn.key.wire, error=told["type"], delay=round(verdict.delay, 3), answer=answer.verdict)
+        log.info(
+            "step.retried",
+            run=str(turn.run_id),
+            step=turn.key.wire,
+            error=told["type"],
+            delay=round(verdict.delay, 3),
+            answer=answer.verdict,
+        )
         return ()
 
     def _waited(self, turn: Turn) -> Result:
@@ -268,7 +318,9 @@ class Executor:
             answer = self._advanced(turn, result, state_version)
             if answer.verdict != "stale":
                 return self._committed(turn, answer)
-        return self._committed(turn, self._asked(lambda connection: self._locked(connection, turn, result), masking=True))
+        return self._committed(
+            turn, self._asked(lambda connection: self._locked(connection, turn, result), masking=True)
+        )
 
     def _joins(self, turn: Turn) -> str | None:
         """Name the gather whose other members are still open: then this outcome lets nothing new be asked (P26)."""
@@ -278,17 +330,29 @@ class Executor:
         others = (one for key, one in turn.replay.driver.asked.items() if one.joins == asked.joins and key != turn.key)
         return asked.joins if next(others, None) is not None else None
 
-    def _advanced(self, turn: Turn, result: Result, state_version: int, *, connection: Connection | None = None) -> Answer:
-        """Feed the outcome, and commit it with all that follows; the driver is kept only if the ledger stored just that."""
+    def _advanced(
+        self, turn: Turn, result: Result, state_version: int, *, connection: Connection | None = None
+    ) -> Answer:
+        """Feed the outcome, and commit it with all that follows; the driver is kept only if the ledger stored just
+        that.
+        """
         replay, driver = turn.replay, turn.replay.driver
         self._histories.feed(replay, [self._tentative(turn, result, seq=state_version + 1)])
         outcome = driver.outcome
         flow_notes = [{"type": "note", "data": dict(note)} for note in driver.take_notes()]
-        ending = self._performance.stored(ending_of(outcome, last=turn.key), tenant=turn.claimed.run["tenant"], artifacts=turn.artifacts)
+        ending = self._performance.stored(
+            ending_of(outcome, last=turn.key), tenant=turn.claimed.run["tenant"], artifacts=turn.artifacts
+        )
         answer = self._send(
-            turn, result, connection=connection, advanced_from=state_version, ending=ending, hold=hold_of(outcome, run_id=turn.run_id),
-            asked=[row_of(asked, run_id=turn.run_id) for asked in driver.take_new()], flow_notes=flow_notes,
-        )  # fmt: skip
+            turn,
+            result,
+            connection=connection,
+            advanced_from=state_version,
+            ending=ending,
+            hold=hold_of(outcome, run_id=turn.run_id),
+            asked=[row_of(asked, run_id=turn.run_id) for asked in driver.take_new()],
+            flow_notes=flow_notes,
+        )
         if answer.verdict == "committed" and answer.state_version == state_version + 1 and outcome is None:
             self._histories.keep(turn.run_id, replay)
         else:
@@ -298,9 +362,18 @@ class Executor:
     def _tentative(self, turn: Turn, result: Result, *, seq: int) -> Record:
         claimed = turn.claimed
         return Record(
-            seq, turn.key, claimed.kind, result.status, result.at, claimed.input_hash, result.data, result.encoding, result.error,
-            result.tokens, float(result.usd),
-        )  # fmt: skip
+            seq,
+            turn.key,
+            claimed.kind,
+            result.status,
+            result.at,
+            claimed.input_hash,
+            result.data,
+            result.encoding,
+            result.error,
+            result.tokens,
+            float(result.usd),
+        )
 
     def _reread(self, turn: Turn) -> int:
         """Begin the flow anew from what is committed by now; the step itself is never repeated for that."""
@@ -310,8 +383,12 @@ class Executor:
     def _rebuild(self, turn: Turn, found: history.History) -> int:
         turn.replay.driver.close()
         flow = turn.replay.driver.flow
-        info = run_info(turn.run_id, found.run, generation=found.generation, data=found.input, encoding=found.input_encoding)
-        turn.replay = self._histories.build(flow, info, era=found.era, load=self._performance.loader(found.run["tenant"]))
+        info = run_info(
+            turn.run_id, found.run, generation=found.generation, data=found.input, encoding=found.input_encoding
+        )
+        turn.replay = self._histories.build(
+            flow, info, era=found.era, load=self._performance.loader(found.run["tenant"])
+        )
         self._histories.feed(turn.replay, [record_of(row) for row in found.rows])
         turn.replay.driver.take_new()  # asked for by commits before this one
         turn.replay.driver.take_notes()
@@ -321,30 +398,56 @@ class Executor:
         """Advance under the run's lock: nobody can come in between (P26)."""
         with connection.transaction():
             history.lock(connection, turn.run_id)
-            return self._advanced(turn, result, self._rebuild(turn, history.read(connection, turn.run_id)), connection=connection)
+            return self._advanced(
+                turn, result, self._rebuild(turn, history.read(connection, turn.run_id)), connection=connection
+            )
 
     def _send(
-        self, turn: Turn, result: Result, *, connection: Connection | None = None, flow_notes: Sequence[dict[str, Any]] = (),
-        advanced_from: int | None = None, **follows: Any,
-    ) -> Answer:  # fmt: skip
+        self,
+        turn: Turn,
+        result: Result,
+        *,
+        connection: Connection | None = None,
+        flow_notes: Sequence[dict[str, Any]] = (),
+        advanced_from: int | None = None,
+        **follows: Any,
+    ) -> Answer:
         settle = self.loan.take_published()
 
         def send(connection: Connection) -> Answer:
             return commits.commit(
-                connection, turn.run_id, turn.key, token=turn.claimed.token, node=self._node_id, result=result,
-                advanced_from=advanced_from, notes=[*turn.notes, *flow_notes], artifacts=turn.artifacts,
-                grace=self.settings.relay.grace, settle=settle, **follows,
-            )  # fmt: skip
+                connection,
+                turn.run_id,
+                turn.key,
+                token=turn.claimed.token,
+                node=self._node_id,
+                result=result,
+                advanced_from=advanced_from,
+                notes=[*turn.notes, *flow_notes],
+                artifacts=turn.artifacts,
+                grace=self.settings.relay.grace,
+                settle=settle,
+                **follows,
+            )
 
         return send(connection) if connection is not None else self._asked(send, masking=True)
 
     def _committed(self, turn: Turn, answer: Answer) -> Sequence[Next]:
         if answer.verdict == "lost":
             turn.replay.driver.close()
-            log.warning("lease.refused", run=str(turn.run_id), step=turn.key.wire, epoch=turn.claimed.epoch, error="LeaseLost")
+            log.warning(
+                "lease.refused", run=str(turn.run_id), step=turn.key.wire, epoch=turn.claimed.epoch, error="LeaseLost"
+            )
             return ()
         crash_point("commit.after", turn.key.wire)
-        log.info("step.committed", run=str(turn.run_id), step=turn.key.wire, epoch=turn.claimed.epoch, late=answer.late, run_status=answer.run_status)
+        log.info(
+            "step.committed",
+            run=str(turn.run_id),
+            step=turn.key.wire,
+            epoch=turn.claimed.epoch,
+            late=answer.late,
+            run_status=answer.run_status,
+        )
         return answer.rows
 
     # Publish.
@@ -357,7 +460,9 @@ class Executor:
         outcomes = self._publisher.publish([message(run_id, row) for row in ready])
         crash_point("publish.after", ready[0].key.wire)
         sent = [row for row, error in zip(ready, outcomes, strict=True) if error is None]
-        self.loan.published([Settled(run_id, row.key, row.due or "", redispatch_after(self.settings, 0)) for row in sent])
+        self.loan.published(
+            [Settled(run_id, row.key, row.due or "", redispatch_after(self.settings, 0)) for row in sent]
+        )
         for row, error in zip(ready, outcomes, strict=True):
             if error is not None:
                 log.warning("publish.failed", run=str(run_id), step=row.key.wire, error=str(error)[:200])

@@ -1,6 +1,8 @@
-"""The live drivers of a process: each run's flow as far as this process has fed it, so that a turn costs the new records only.
+"""The live drivers of a process: each run's flow as far as this process has fed it, so that a turn costs the new
+records only.
 
-A driver is lent to one executor at a time. It is given back only when the ledger has stored exactly what it was fed; everything else is
+A driver is lent to one executor at a time. It is given back only when the ledger has stored exactly what it was
+fed; everything else is
 dropped and rebuilt from the ledger's history, which is the only truth.
 """
 
@@ -38,11 +40,18 @@ def run_info(run_id: UUID, facts: dict[str, Any], *, generation: int, data: byte
     """Return what a flow may know of its run, from the ledger's facts."""
     budget = facts.get("budget") or {}
     return RunInfo(
-        run_id=str(run_id), tenant=facts["tenant"], generation=generation, input=data, encoding=encoding,
-        created_at=datetime.fromisoformat(facts["created_at"]), deadline=_instant(facts.get("deadline")),
+        run_id=str(run_id),
+        tenant=facts["tenant"],
+        generation=generation,
+        input=data,
+        encoding=encoding,
+        created_at=datetime.fromisoformat(facts["created_at"]),
+        deadline=_instant(facts.get("deadline")),
         budget=Budget(**{name: budget.get(name) for name in ("tokens", "usd", "retries")}),
-        versions=facts.get("versions") or {}, tags=facts.get("tags") or {}, conversation=facts.get("conversation"),
-    )  # fmt: skip
+        versions=facts.get("versions") or {},
+        tags=facts.get("tags") or {},
+        conversation=facts.get("conversation"),
+    )
 
 
 def _instant(text: str | None) -> datetime | None:
@@ -52,7 +61,17 @@ def _instant(text: str | None) -> datetime | None:
 def record_of(row: steps.Record) -> Record:
     """Return a row of the ledger's history as the driver is fed it."""
     return Record(
-        row.seq, row.key, row.kind, row.status, row.at, row.input_hash, row.data, row.encoding, row.error, row.tokens, float(row.usd)
+        row.seq,
+        row.key,
+        row.kind,
+        row.status,
+        row.at,
+        row.input_hash,
+        row.data,
+        row.encoding,
+        row.error,
+        row.tokens,
+        float(row.usd),
     )
 
 
@@ -94,7 +113,9 @@ class Histories:
         return Replay(Driver(flow, run=info, load=load), era, -1)
 
     def feed(self, replay: Replay, rows: Sequence[Record]) -> None:
-        """Feed records in commit order, within the time that flow code has; one that takes longer is a bug of the flow's."""
+        """Feed records in commit order, within the time that flow code has; one that takes longer is a bug of the
+        flow's.
+        """
         try:
             with self._watchdog.watching():
                 for record in rows:
@@ -107,5 +128,6 @@ class Histories:
 
     def _stuck(self, replay: Replay, stuck: BaseException) -> None:
         flow = replay.driver.flow
-        text = f"{flow.name}: its code did not reach the next await within {self._watchdog.limit:g} s; work belongs into a step"
+        limit = f"{self._watchdog.limit:g} s"
+        text = f"{flow.name}: its code did not reach the next await within {limit}; work belongs into a step"
         replay.driver.outcome = FlowError(stuck, text)

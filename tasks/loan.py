@@ -1,6 +1,8 @@
-"""What an executor borrows from its process: a connection to the ledger, a slot on the board, the rows it has published and not yet settled.
+"""What an executor borrows from its process: a connection to the ledger, a slot on the board, the rows it has
+published and not yet settled.
 
-Each thread has its own; after a fork everything is made anew, because a connection must never be shared with the parent.
+Each thread has its own; after a fork everything is made anew, because a connection must never be shared with the
+parent.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class _Mine(threading.local):
 class Loan:
     """Connections, slots and unsettled rows of this process."""
 
-    def __init__(self, settings: Settings, ledger_url: str, *, board: Board, node_id: str, slot: int | None = None) -> None:
+    def __init__(
+        self, settings: Settings, ledger_url: str, *, board: Board, node_id: str, slot: int | None = None
+    ) -> None:
         self.settings = settings
         self.board = board
         self._url = ledger_url
@@ -97,7 +101,8 @@ class Loan:
     # The ledger.
 
     def ask(self, ask: Callable[[Connection], T], *, starting: bool) -> T:
-        """Ask the ledger until it answers; with `starting`, a drain ends the asking, and a node without beats starts nothing (P20).
+        """Ask the ledger until it answers; with `starting`, a drain ends the asking, and a node without
+        beats starts nothing (P20).
 
         Raises:
             Shutdown: the worker drains before anything has been claimed.
@@ -118,7 +123,7 @@ class Loan:
                     raise
             if starting and self.board.draining:
                 raise Shutdown
-            time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, no secret
+            time.sleep(pause * random.uniform(0.5, 1.0))  # jitter, no secret
             pause = min(pause * 2, LONGEST_PAUSE)
 
     def _await_beats(self) -> None:
@@ -136,9 +141,11 @@ class Loan:
         if mine.connection is None or mine.connection.closed or mine.pid != os.getpid():
             limits = self.settings.ledger
             mine.connection = connect(
-                self._url, name=f"safepoint {self._node_id}", connect_timeout=limits.connect_timeout,
+                self._url,
+                name=f"safepoint {self._node_id}",
+                connect_timeout=limits.connect_timeout,
                 statement_timeout=limits.statement_timeout,
-            )  # fmt: skip
+            )
             mine.pid = os.getpid()
         return mine.connection
 

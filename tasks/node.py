@@ -1,6 +1,7 @@
 """A node: the worker's main process as the ledger knows it. Registers, beats, watches its pool children, drains.
 
-One statement a beat, however many steps are active (P19). A child's death is noticed by its pidfd and reported at once (P25); the node's own
+One statement a beat, however many steps are active (P19). A child's death is noticed by its pidfd and reported at
+once (P25); the node's own
 death by the session lock that falls with its connection (P21).
 """
 
@@ -66,7 +67,13 @@ class Heartbeat:
     """The node's background thread: `start`, `drain`, `stop`; `once` is one beat."""
 
     def __init__(
-        self, settings: Settings, direct_url: str, node: nodes.Node, board: Board, *, on_drained: Callable[[], None] | None = None
+        self,
+        settings: Settings,
+        direct_url: str,
+        node: nodes.Node,
+        board: Board,
+        *,
+        on_drained: Callable[[], None] | None = None,
     ) -> None:
         self.settings = settings
         self.node = node
@@ -127,9 +134,11 @@ class Heartbeat:
     def _connect(self) -> Connection:
         limits = self.settings.ledger
         return connect(
-            self._url, name=f"safepoint node {self.node.node_id}", connect_timeout=limits.connect_timeout,
+            self._url,
+            name=f"safepoint node {self.node.node_id}",
+            connect_timeout=limits.connect_timeout,
             statement_timeout=min(limits.statement_timeout, self.settings.worker.lease / 3),
-        )  # fmt: skip
+        )
 
     def _register(self) -> None:
         self._disconnect()
@@ -145,7 +154,8 @@ class Heartbeat:
     def _take_lock(self, connection: Connection) -> bool:
         if not nodes.hold_session_lock(connection, self.node.node_id):
             return False
-        # P21: behind a transaction pooler the lock is nobody's; then leases alone decide, which is slower and as correct.
+        # P21: behind a transaction pooler the lock is nobody's; then leases alone decide, which is slower
+        # and as correct.
         with self._connect() as other:
             works = nodes.session_locks_work(connection, other, self.node.node_id)
         if not works:
@@ -168,15 +178,23 @@ class Heartbeat:
             with self._guard:
                 if self._connection is None or self._connection.closed:
                     self._register()
-                assert self._connection is not None  # noqa: S101  # `_register` has just opened it
+                assert self._connection is not None
                 found = nodes.beat(
-                    self._connection, self.node.node_id, active=self.board.active(), marks=self.board.marks(),
-                    lease=self.settings.worker.lease, draining=self._drain_until is not None,
-                )  # fmt: skip
+                    self._connection,
+                    self.node.node_id,
+                    active=self.board.active(),
+                    marks=self.board.marks(),
+                    lease=self.settings.worker.lease,
+                    draining=self._drain_until is not None,
+                )
                 if found.must_register and not self._stop.is_set():
                     self._register()
         except (psycopg.Error, LedgerUnavailable, OSError) as error:
-            log.warning("node.beat_failed", error=" ".join(str(error).split())[:200], since_beat=round(self.board.since_beat(), 1))
+            log.warning(
+                "node.beat_failed",
+                error=" ".join(str(error).split())[:200],
+                since_beat=round(self.board.since_beat(), 1),
+            )
             self._disconnect()
             return None
         self.board.beaten(time.monotonic())
@@ -192,7 +210,9 @@ class Heartbeat:
             if time.monotonic() >= due or (self._drain_until is not None and not self._announced):
                 self._announced = self._drain_until is not None
                 answered = self.once()
-                due = time.monotonic() + (self.settings.worker.beat if answered else min(BACKOFF, self.settings.worker.beat))
+                due = time.monotonic() + (
+                    self.settings.worker.beat if answered else min(BACKOFF, self.settings.worker.beat)
+                )
             if self._drain_until is not None and time.monotonic() >= self._drain_until:
                 self._end_drain()
                 return
@@ -218,7 +238,8 @@ class Heartbeat:
                 self._connection_spoke(fd)
 
     def _connection_spoke(self, fd: int) -> None:
-        # Nothing is sent to this connection unasked, so it has been closed: the session lock is gone, and we are alive. Say so at once.
+        # Nothing is sent to this connection unasked, so it has been closed: the session lock is gone, and
+        # we are alive. Say so at once.
         if self._connection is None or self._connection.closed or self._connection.fileno() != fd:
             self._watch.poll.unregister(fd)
             return
@@ -238,15 +259,27 @@ class Heartbeat:
             with self._guard:
                 if self._connection is None or self._connection.closed:
                     self._register()
-                assert self._connection is not None  # noqa: S101  # `_register` has just opened it
+                assert self._connection is not None
                 for run_id, key, token in orphans.claims_of(self._connection, self.node.node_id, found.token):
                     loss = steps.Loss(
-                        run_id, key, token, cause, deadly=deadly, pid=found.pid, pid_start=found.pid_start, evidence={"pid": found.pid}
+                        run_id,
+                        key,
+                        token,
+                        cause,
+                        deadly=deadly,
+                        pid=found.pid,
+                        pid_start=found.pid_start,
+                        evidence={"pid": found.pid},
                     )
                     answer = steps.lose(
-                        self._connection, loss, lane=recovery_lane(self.settings), max_deaths=self.settings.scan.max_recoveries
+                        self._connection,
+                        loss,
+                        lane=recovery_lane(self.settings),
+                        max_deaths=self.settings.scan.max_recoveries,
                     )
-                    log.warning("lease.lost", run=str(run_id), step=key.wire, cause=cause.value, answer=answer, pid=found.pid)
+                    log.warning(
+                        "lease.lost", run=str(run_id), step=key.wire, cause=cause.value, answer=answer, pid=found.pid
+                    )
         except (psycopg.Error, LedgerUnavailable, OSError) as error:
             log.warning("node.report_failed", error=" ".join(str(error).split())[:200], pid=found.pid)
             self._disconnect()

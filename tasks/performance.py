@@ -1,4 +1,6 @@
-"""Performs a step: its context, its code, its value as the ledger stores it. No transaction is open while user code runs."""
+"""Performs a step: its context, its code, its value as the ledger stores it. No transaction is open while user code
+runs.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,14 @@ class _StepLedger:
         claimed = self._claimed
         return self._performance.loan.ask(
             lambda connection: once.put(
-                connection, claimed.run_id, claimed.key, token=claimed.token, name=name, value=value, tokens=tokens, usd=Decimal(str(usd))
+                connection,
+                claimed.run_id,
+                claimed.key,
+                token=claimed.token,
+                name=name,
+                value=value,
+                tokens=tokens,
+                usd=Decimal(str(usd)),
             ),
             starting=False,
         )
@@ -116,11 +125,14 @@ class Performance:
                 yield
 
         came = self._call(step, asked, entered, source)
-        done = Performed(came, tokens=context.spent_tokens, usd=Decimal(str(context.spent_usd)), artifacts=ledger.artifacts)
+        done = Performed(
+            came, tokens=context.spent_tokens, usd=Decimal(str(context.spent_usd)), artifacts=ledger.artifacts
+        )
         if isinstance(came, Returned):
             try:
                 done.encoded = self._encode(step.encode_result(came.value), tenant=context.tenant, refs=done.artifacts)
-            except Exception as error:  # noqa: BLE001  # a value that cannot be stored: a failed attempt, with the path of what is wrong
+            # a value that cannot be stored: a failed attempt, with the path of what is wrong
+            except Exception as error:  # noqa: BLE001
                 done.came = Raised(error)
         done.notes = [{"type": "note", "key": str(claimed.key), "data": note} for note in context.notes]
         return done
@@ -131,7 +143,8 @@ class Performance:
         try:
             with reading_from(source):
                 args, kwargs = asked.arguments()
-        except Exception as error:  # noqa: BLE001  # arguments that no longer fit their types: a failed attempt that says so
+        # arguments that no longer fit their types: a failed attempt that says so
+        except Exception as error:  # noqa: BLE001
             return Raised(error)
         return attempt(step, args, kwargs, entered=entered, loop=self._loop)
 
@@ -143,23 +156,38 @@ class Performance:
             effect_key = hashlib.sha256(reference.encode() + (claimed.input_hash or b"")).hexdigest()
         budget = Budget(**{name: run["budget"].get(name) for name in ("tokens", "usd", "retries")})
         return StepContext(
-            str(claimed.run_id), run["tenant"], str(key), ledger=ledger, generation=key.generation, conversation=run["conversation"],
-            tags=run["tags"], attempt=claimed.attempt, recoveries=claimed.recoveries, epoch=claimed.epoch, reference=reference,
-            effect_key=effect_key, deadline=datetime.fromisoformat(run["deadline"]) if run["deadline"] else None,
-            budget_before=budget.less(tokens=run["spent_tokens"], usd=float(run["spent_usd"]), retries=run["spent_retries"]),
+            str(claimed.run_id),
+            run["tenant"],
+            str(key),
+            ledger=ledger,
+            generation=key.generation,
+            conversation=run["conversation"],
+            tags=run["tags"],
+            attempt=claimed.attempt,
+            recoveries=claimed.recoveries,
+            epoch=claimed.epoch,
+            reference=reference,
+            effect_key=effect_key,
+            deadline=datetime.fromisoformat(run["deadline"]) if run["deadline"] else None,
+            budget_before=budget.less(
+                tokens=run["spent_tokens"], usd=float(run["spent_usd"]), retries=run["spent_retries"]
+            ),
             versions=run["versions"],
-        )  # fmt: skip
+        )
 
     def _encode(self, encoded: Encoded, *, tenant: str, refs: list[dict[str, Any]]) -> Encoded:
         limit = self.settings.values.max_size
         if len(encoded.data) > limit:
             raise ValueTooLarge(path="result", size=len(encoded.data), limit=limit)
-        stored = artifacts.externalize(encoded, tenant=tenant, store=self.store, threshold=self.settings.values.artifact_threshold)
+        stored = artifacts.externalize(
+            encoded, tenant=tenant, store=self.store, threshold=self.settings.values.artifact_threshold
+        )
         if stored is not encoded:
             refs.append({"sha256": encoded.digest.hex(), "size": len(encoded.data), "media_type": "application/json"})
         return stored
 
-    def stored(self, ending: Ending | None, *, tenant: str, artifacts: list[dict[str, Any]]) -> Ending | None:  # noqa: A002  # the vocabulary's word
+    # the vocabulary's word
+    def stored(self, ending: Ending | None, *, tenant: str, artifacts: list[dict[str, Any]]) -> Ending | None:
         """Return an ending whose value is where its size belongs."""
         if ending is None or ending.data is None or ending.encoding is None:
             return ending

@@ -1,6 +1,8 @@
-"""The relay: takes what is due from the ledger, publishes it, settles it. The safety net of the fast path, and the only publisher of limited lanes.
+"""The relay: takes what is due from the ledger, publishes it, settles it. The safety net of the fast path, and
+the only publisher of limited lanes.
 
-Every publish error means *outcome unknown*: the row stays and is due again; duplicates are harmless, the claim decides. Two relays at once
+Every publish error means *outcome unknown*: the row stays and is due again; duplicates are harmless, the claim
+decides. Two relays at once
 are correct: a row is dispatched under its lock.
 """
 
@@ -37,7 +39,8 @@ def message(run_id: object, row: object) -> Message:
     """Return the message of a row that was dispatched or has just been committed."""
     key, kind, name = row.key, row.kind, row.name  # type: ignore[attr-defined]  # Dispatched or Next
     shown = name if kind in NAMED else kind_name(kind)
-    return Message(run=str(run_id), step=key.wire, lane=row.lane, name=shown, attempt=row.attempt, epoch=row.epoch + 1)  # type: ignore[attr-defined]  # as above
+    # as above
+    return Message(run=str(run_id), step=key.wire, lane=row.lane, name=shown, attempt=row.attempt, epoch=row.epoch + 1)  # type: ignore[attr-defined]
 
 
 def redispatch_after(settings: Settings, dispatches: int) -> float:
@@ -58,7 +61,9 @@ class Pass:
 class Relay:
     """One relay: `once` is one round, `run` goes on until `stop`."""
 
-    def __init__(self, settings: Settings, ledger_url: str, direct_url: str, publisher: Publisher, *, name: str = "relay") -> None:
+    def __init__(
+        self, settings: Settings, ledger_url: str, direct_url: str, publisher: Publisher, *, name: str = "relay"
+    ) -> None:
         self.settings = settings
         self.name = name
         self._ledger_url = ledger_url
@@ -75,7 +80,10 @@ class Relay:
         connection = self._connected()
         while not self._stop.is_set():
             rows = outbox.dispatch(
-                connection, limit=self.settings.relay.batch, grace=GRACE, redispatch_after=self.settings.relay.redispatch_after
+                connection,
+                limit=self.settings.relay.batch,
+                grace=GRACE,
+                redispatch_after=self.settings.relay.redispatch_after,
             )
             if not rows:
                 break
@@ -91,10 +99,14 @@ class Relay:
         for row, error in zip(rows, outcomes, strict=True):
             if error is not None:
                 done.failed += 1
-                log.warning("publish.failed", run=str(row.run_id), step=row.key.wire, lane=row.lane, error=str(error)[:200])
+                log.warning(
+                    "publish.failed", run=str(row.run_id), step=row.key.wire, lane=row.lane, error=str(error)[:200]
+                )
         done.published += len(sent)
         # One the broker may not have is left as it is: due again after the grace.
-        settled = [Settled(row.run_id, row.key, row.due, redispatch_after(self.settings, row.dispatches)) for row in sent]
+        settled = [
+            Settled(row.run_id, row.key, row.due, redispatch_after(self.settings, row.dispatches)) for row in sent
+        ]
         done.settled += outbox.settle(connection, settled)
 
     # The loop.
@@ -138,7 +150,8 @@ class Relay:
         if time.monotonic() - self._scanned < interval * 3:
             return
         self._scanned = time.monotonic()
-        # `orphans_v1` refuses a scan that follows another within its interval, so this costs a statement when beat is alive.
+        # `orphans_v1` refuses a scan that follows another within its interval, so this costs a statement
+        # when beat is alive.
         found = scan(self._connected(), self._late(), by=self.name, wait=self._stop)
         if found.ran:
             log.info("relay.scanned", **found.as_json())
@@ -161,7 +174,10 @@ class Relay:
     def _connect(self, url: str) -> Connection:
         limits = self.settings.ledger
         return connect(
-            url, name=f"safepoint {self.name}", connect_timeout=limits.connect_timeout, statement_timeout=limits.statement_timeout
+            url,
+            name=f"safepoint {self.name}",
+            connect_timeout=limits.connect_timeout,
+            statement_timeout=limits.statement_timeout,
         )
 
     def _disconnect(self) -> None:

@@ -1,4 +1,6 @@
-"""What a flow asks for, as rows that the commit inserts; and what became of a run's flow, as the ledger stores it. Pure."""
+"""What a flow asks for, as rows that the commit inserts; and what became of a run's flow, as the ledger stores it.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ __all__ = ["child_id", "ending_of", "hold_of", "row_of"]
 
 
 def child_id(run_id: UUID, key: Key) -> UUID:
-    """Return the run id of a child: derived from its parent and the step key, so that a repeated commit makes one child (P30)."""
+    """Return the run id of a child: derived from its parent and the step key, so that a repeated commit makes one
+    child (P30).
+    """
     return uuid5(run_id, key.wire)
 
 
@@ -23,9 +27,14 @@ def row_of(asked: Asked, *, run_id: UUID) -> dict[str, Any]:
     """Return a row for `insert_steps_v1`."""
     key = asked.key
     row: dict[str, Any] = {
-        "path": key.path, "step": key.step_id, "iteration": key.iteration, "kind": asked.kind, "name": asked.name,
-        "lane": asked.lane, "hash": asked.input_hash.hex(),
-    }  # fmt: skip
+        "path": key.path,
+        "step": key.step_id,
+        "iteration": key.iteration,
+        "kind": asked.kind,
+        "name": asked.name,
+        "lane": asked.lane,
+        "hash": asked.input_hash.hex(),
+    }
     if asked.uses is not None:
         row["uses"] = asked.uses
     if asked.joins is not None:
@@ -48,11 +57,16 @@ def row_of(asked: Asked, *, run_id: UUID) -> dict[str, Any]:
 
 def _child(asked: Asked, *, run_id: UUID) -> dict[str, Any]:
     call = asked.child
-    assert call is not None  # noqa: S101  # a wait of kind child always carries its call
+    assert call is not None
     return {
-        "run_id": str(child_id(run_id, asked.key)), "flow": call.flow.name, "version": call.flow.version,
-        "input": _text(call.input.data), "encoding": call.input.encoding, "hash": call.input_hash.hex(), "versions": call.flow.frozen_versions(),
-    }  # fmt: skip
+        "run_id": str(child_id(run_id, asked.key)),
+        "flow": call.flow.name,
+        "version": call.flow.version,
+        "input": _text(call.input.data),
+        "encoding": call.input.encoding,
+        "hash": call.input_hash.hex(),
+        "versions": call.flow.frozen_versions(),
+    }
 
 
 def _reason(asked: Asked, *, run_id: UUID) -> dict[str, str] | None:
@@ -60,12 +74,17 @@ def _reason(asked: Asked, *, run_id: UUID) -> dict[str, str] | None:
         case "timer":
             return {"code": "timer", "text": "sleeping"}
         case "signal":
-            return {"code": "signal", "text": f"waiting for the signal {asked.name!r}", "next": f"safepoint signal {run_id} {asked.name} JSON"}
+            return {
+                "code": "signal",
+                "text": f"waiting for the signal {asked.name!r}",
+                "next": f"safepoint signal {run_id} {asked.name} JSON",
+            }
         case "approval":
             return {
-                "code": "approval", "text": f"waiting for a decision on {asked.name!r}",
+                "code": "approval",
+                "text": f"waiting for a decision on {asked.name!r}",
                 "next": f"safepoint approve {run_id} {asked.name} --by NAME",
-            }  # fmt: skip
+            }
         case "child":
             child = child_id(run_id, asked.key)
             return {"code": "child", "text": f"waiting for the child run {child}", "next": f"safepoint show {child}"}
@@ -77,7 +96,9 @@ def _text(data: bytes) -> str:
 
 
 def ending_of(outcome: Outcome | None, *, last: Key) -> Ending | None:
-    """Return how the run ends, or None while it goes on or is held; `last` is the step whose outcome brought it about."""
+    """Return how the run ends, or None while it goes on or is held; `last` is the step whose outcome brought it
+    about.
+    """
     match outcome:
         case Returned(encoded=encoded):
             return Ending("succeeded", encoded.data, encoded.encoding, encoded.digest)
@@ -94,10 +115,17 @@ def hold_of(outcome: Outcome | None, *, run_id: UUID) -> dict[str, Any] | None:
     """Return why the run stops for a person, if it does."""
     match outcome:
         case FlowError(text=text):
-            return {"code": "flow_error", "text": text, "next": f"correct the flow's code, restart its workers, then: safepoint resume {run_id}"}
+            return {
+                "code": "flow_error",
+                "text": text,
+                "next": f"correct the flow's code, restart its workers, then: safepoint resume {run_id}",
+            }
         case Diverged(text=text, committed=committed, asked=asked):
             return {
-                "code": "diverged", "text": text, "detail": {"committed": committed, "asked": asked},
-                "next": f"bring back the code the run started with (or give the new code a new version), then: safepoint resume {run_id}",
-            }  # fmt: skip
+                "code": "diverged",
+                "text": text,
+                "detail": {"committed": committed, "asked": asked},
+                "next": "bring back the code the run started with (or give the new code a new version),"
+                f" then: safepoint resume {run_id}",
+            }
     return None

@@ -1,4 +1,6 @@
-"""Keeps signals out of a commit: Celery's handlers raise inside psycopg otherwise (celery#10271), and a commit would be left half known."""
+"""Keeps signals out of a commit: Celery's handlers raise inside psycopg otherwise (celery#10271), and a commit would
+be left half known.
+"""
 
 from __future__ import annotations
 

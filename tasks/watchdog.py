@@ -1,6 +1,7 @@
 """Ends flow code that does not reach its next await: without it `while True: pass` in a flow keeps a worker for ever.
 
-A flow is pure control logic and takes microseconds; the limit is for bugs. The exception is set from another thread, which works in every
+A flow is pure control logic and takes microseconds; the limit is for bugs. The exception is set from another
+thread, which works in every
 pool; code that is inside one long C call hears of it only when that returns.
 """
 
@@ -19,7 +20,7 @@ TICK = 0.5  # seconds between looks
 
 
 class FlowStuck(BaseException):
-    """The flow did not reach its next await within the time it has; is it looping, or working where a step should?"""
+    """The flow did not reach its next await within the time it has; it loops, or works where a step should."""
 
 
 class Watchdog:
@@ -45,7 +46,8 @@ class Watchdog:
 
     def _disarm(self, thread: int) -> None:
         with self._guard:
-            # Not there: it has been fired, and may not have arrived yet. Cancelled under the guard, so that it hits nothing outside.
+            # Not there: it has been fired, and may not have arrived yet. Cancelled under the guard, so
+            # that it hits nothing outside.
             if self._armed.pop(thread, None) is None:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
 

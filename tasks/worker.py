@@ -57,9 +57,13 @@ class Worker:
         self.ends = ends
         self.node_id = new_node_id()
         self.app: App = make_app(
-            settings, ends.broker_url, steps={name: step.timeout for name, step in declared.steps().items()},
-            executor=self.execute, scan=self.scan, unknown=self.unknown,
-        )  # fmt: skip
+            settings,
+            ends.broker_url,
+            steps={name: step.timeout for name, step in declared.steps().items()},
+            executor=self.execute,
+            scan=self.scan,
+            unknown=self.unknown,
+        )
         self._heartbeat: Heartbeat | None = None
         self._executor: Executor | None = None
         self._scanner: Connection | None = None
@@ -74,34 +78,55 @@ class Worker:
 
     def execute(self, run: str, step: str, lane: str, _request: Any) -> None:
         """Execute the step of a message; returning acknowledges it."""
-        assert self._executor is not None  # noqa: S101  # set up before the first message is taken
+        assert self._executor is not None
         try:
             self._executor.execute(run, step, lane)
         except Shutdown:
             raise Reject("the worker ends", requeue=True) from None
-        except Exception as error:  # noqa: BLE001  # a defect of ours, or rows that cannot be: the step goes on elsewhere, and is held if it goes on
+        # a defect of ours, or rows that cannot be: the step goes on elsewhere, and is held if it goes on
+        except Exception as error:
             log.exception("execute.error", run=run, step=step)
             self._give_up(UUID(run), Key.from_wire(step), error)
 
     def _give_up(self, run_id: UUID, key: Key, error: BaseException) -> None:
-        """Hand back a claim whose execution broke in our own code, as a death that counts: it must not go round for ever."""
-        assert self._executor is not None  # noqa: S101  # as above
+        """Hand back a claim whose execution broke in our own code, as a death that counts: it must not go round for
+        ever.
+        """
+        assert self._executor is not None
         loan = self._executor.loan
         me = loan.claimer()
-        with contextlib.suppress(psycopg.Error, LedgerUnavailable):  # then two beats will not name it, and the scan takes it (P4)
+        # then two beats will not name it, and the scan takes it (P4)
+        with contextlib.suppress(psycopg.Error, LedgerUnavailable):
             for found, its, token in orphans.claims_of(loan.connection(), self.node_id):
                 if (found, its) == (run_id, key):
-                    loss = steps.Loss(run_id, key, token, steps.Cause.CHILD, deadly=True, pid=me.pid, pid_start=me.pid_start, evidence=describe(error))
-                    steps.lose(loan.connection(), loss, lane=recovery_lane(self.settings), max_deaths=self.settings.scan.max_recoveries)
+                    loss = steps.Loss(
+                        run_id,
+                        key,
+                        token,
+                        steps.Cause.CHILD,
+                        deadly=True,
+                        pid=me.pid,
+                        pid_start=me.pid_start,
+                        evidence=describe(error),
+                    )
+                    steps.lose(
+                        loan.connection(),
+                        loss,
+                        lane=recovery_lane(self.settings),
+                        max_deaths=self.settings.scan.max_recoveries,
+                    )
 
     def unknown(self, run: str, step: str, lane: str) -> None:
-        """A message of a step that this worker does not have: the row goes to the next node that serves it, or waits for one (P15)."""
+        """A message of a step that this worker does not have: the row goes to the next node that serves it, or waits
+        for one (P15).
+        """
         key = Key.from_wire(step)
         with self._connect("unknown") as connection:
             connection.execute(
                 # Due at once; dispatch judges who serves it. Only a row that is still as it was published.
-                "UPDATE safepoint.steps SET due_at = safepoint.now() + interval '5 s', dispatched_at = NULL WHERE run_id = %s AND generation = %s"
-                " AND path = %s AND step_id = %s AND iteration = %s AND status = 'ready' AND lane = %s AND due_at < 'infinity'",
+                "UPDATE safepoint.steps SET due_at = safepoint.now() + interval '5 s', dispatched_at = NULL"
+                " WHERE run_id = %s AND generation = %s AND path = %s AND step_id = %s AND iteration = %s"
+                " AND status = 'ready' AND lane = %s AND due_at < 'infinity'",
                 (UUID(run), key.generation, key.path, key.step_id, key.iteration, lane),
             )
 
@@ -129,7 +154,8 @@ class Worker:
             return
         try:
             self._prepare(instance)
-        except Exception as error:  # Celery would log it and go on, with a worker that acknowledges what it cannot execute
+        # Celery would log it and go on, with a worker that acknowledges what it cannot execute
+        except Exception as error:
             log.exception("worker.set_up_failed", error=str(error))
             raise SystemExit(1) from error
 
@@ -141,16 +167,27 @@ class Worker:
         crash.set_main(self._main)
         board = Board(slots=instance.concurrency + SPARE_SLOTS, lanes=tuple(self.settings.lanes))
         loan = Loan(self.settings, self.ends.ledger_url, board=board, node_id=self.node_id)
-        histories = Histories(size=self.settings.worker.cache_runs, watchdog=Watchdog(self.settings.worker.flow_timeout))
+        histories = Histories(
+            size=self.settings.worker.cache_runs, watchdog=Watchdog(self.settings.worker.flow_timeout)
+        )
         self._executor = Executor(
-            self.settings, loan=loan, histories=histories, performance=Performance(self.settings, loan),
-            publisher=Publisher(self.app, lanes=self.app.lanes), registry=declared.registry, node_id=self.node_id,
-        )  # fmt: skip
+            self.settings,
+            loan=loan,
+            histories=histories,
+            performance=Performance(self.settings, loan),
+            publisher=Publisher(self.app, lanes=self.app.lanes),
+            registry=declared.registry,
+            node_id=self.node_id,
+        )
         self._board = board
         with self._connect("lanes") as connection:
             ledger_lanes.apply(connection, self.settings.lanes, window=self.settings.relay.window, only_missing=True)
         self._heartbeat = Heartbeat(
-            self.settings, self.ends.direct_url, self._node(lanes, concurrency=instance.concurrency), board, on_drained=self._exit_soon
+            self.settings,
+            self.ends.direct_url,
+            self._node(lanes, concurrency=instance.concurrency),
+            board,
+            on_drained=self._exit_soon,
         )
         self._heartbeat.start()
         if threads:
@@ -159,11 +196,19 @@ class Worker:
     def _node(self, lanes: tuple[str, ...], *, concurrency: int) -> Node:
         flows = declared.flows().values()
         served = sorted({f"{flow.name}@{version}" for flow in flows for version in (flow.version, *flow.accepts)})
-        versions = tuple({"name": flow.name, "version": flow.version, "versions": flow.frozen_versions()} for flow in flows)
+        versions = tuple(
+            {"name": flow.name, "version": flow.version, "versions": flow.frozen_versions()} for flow in flows
+        )
         return Node(
-            self.node_id, socket.gethostname(), os.getpid(), lanes=lanes, flows=tuple(served), steps=tuple(sorted(declared.steps())),
-            concurrency=concurrency, versions=versions,
-        )  # fmt: skip
+            self.node_id,
+            socket.gethostname(),
+            os.getpid(),
+            lanes=lanes,
+            flows=tuple(served),
+            steps=tuple(sorted(declared.steps())),
+            concurrency=concurrency,
+            versions=versions,
+        )
 
     def _begin_child(self, **_: Any) -> None:
         if self._executor is None or os.getpid() == self._main:
@@ -192,7 +237,9 @@ class Worker:
             self._heartbeat.drain()
 
     def _exit_soon(self) -> None:
-        """After the last child of a drain is gone Celery has nothing to wait for; should it wait all the same, end it."""
+        """After the last child of a drain is gone Celery has nothing to wait for; should it wait all the same, end
+        it.
+        """
 
         def end() -> None:
             time.sleep(EXIT_GRACE)
@@ -209,9 +256,11 @@ class Worker:
     def _connect(self, name: str) -> Connection:
         limits = self.settings.ledger
         return connect(
-            self.ends.ledger_url, name=f"safepoint {name} {self.node_id}", connect_timeout=limits.connect_timeout,
+            self.ends.ledger_url,
+            name=f"safepoint {name} {self.node_id}",
+            connect_timeout=limits.connect_timeout,
             statement_timeout=limits.statement_timeout,
-        )  # fmt: skip
+        )
 
 
 def _die_with(parent: int) -> None:
