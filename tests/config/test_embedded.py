@@ -211,7 +211,7 @@ def test_nobody_comes_in_without_the_password(home):
         superuser = f"postgresql://postgres@127.0.0.1:{ports(home)[0]}/postgres"
         with pytest.raises(psycopg.OperationalError):
             psycopg.connect(superuser, password="")
-        with redis.Redis(port=ports(home)[1] or 0) as client, pytest.raises(redis.AuthenticationError):
+        with redis.Redis(port=ports(home)[1] or 0, retry=None) as client, pytest.raises(redis.AuthenticationError):
             client.ping()
 
 
