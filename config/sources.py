@@ -11,7 +11,6 @@ import tomllib
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -92,7 +91,7 @@ def _checked(model: type[ModelT], layers: _Layers) -> ModelT | None:
 
 
 def _shipped() -> Tree:
-    return tomllib.loads(resources.files(__package__).joinpath("defaults.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(Path(__file__).with_name("defaults.toml").read_text(encoding="utf-8"))
 
 
 def _file(path: Path | None, env: Mapping[str, str]) -> tuple[Path | None, Tree]:

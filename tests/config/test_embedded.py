@@ -12,6 +12,8 @@ from pathlib import Path
 import psycopg
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from safepoint.config import embedded, identity
 from safepoint.config.errors import ConfigError, EmbeddedStackError
 from safepoint.config.postgres import Postgres
@@ -211,7 +213,8 @@ def test_nobody_comes_in_without_the_password(home):
         superuser = f"postgresql://postgres@127.0.0.1:{ports(home)[0]}/postgres"
         with pytest.raises(psycopg.OperationalError):
             psycopg.connect(superuser, password="")
-        with redis.Redis(port=ports(home)[1] or 0, retry=None) as client, pytest.raises(redis.AuthenticationError):
+        once = Retry(NoBackoff(), 0)
+        with redis.Redis(port=ports(home)[1] or 0, retry=once) as client, pytest.raises(redis.AuthenticationError):
             client.ping()
 
 
