@@ -123,11 +123,10 @@ class Signature:
     def _spread(self, given: Mapping[str, object]) -> Arguments:
         args: list[object] = []
         kwargs: dict[str, object] = {}
-        parameters = self._signature.parameters
-        # What stands before *args can only be passed by position once there are any.
-        by_position = any(one.kind is Parameter.VAR_POSITIONAL and given.get(one.name) for one in parameters.values())
-        for name, parameter in parameters.items():
+        by_position = True  # until one is left out: a stand-in may name its parameters as it likes
+        for name, parameter in self._signature.parameters.items():
             if name not in given:
+                by_position = False
                 continue
             match parameter.kind:
                 case Parameter.VAR_POSITIONAL:

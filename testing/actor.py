@@ -1,0 +1,174 @@
+"""Does what a flow asks for in a played run, and gives the record that a ledger would have committed."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from ..ledger.errors import BudgetExceeded, SafepointError, WaitTimedOut, describe
+from ..tasks.artifact import reading_from
+from ..tasks.budget import Budget
+from ..tasks.context import StepContext, running
+from ..tasks.decision import Decision
+from ..tasks.record import Record
+from ..tasks.retry import Retry, decide
+from .memory import MemoryLedger
+from .played import Called, Event, Played, ReplayDiffers
+from .script import NoStandIn
+from .world import Stuck, child_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..ledger.codec import Encoded
+    from ..tasks.flow import Call
+    from ..tasks.record import Asked
+    from .world import Queue, World
+
+__all__ = ["Actor"]
+
+
+class Actor:
+    """The executor of a played run."""
+
+    def __init__(
+        self, world: World, played: Played[object], *, play: Callable[[Call[Any], str], Played[object]]
+    ) -> None:
+        self._world = world
+        self._played = played
+        self._play = play
+
+    def perform(self, asked: Asked, queue: Queue, *, seq: int) -> Record:
+        """Give the outcome of one await."""
+        answer = queue.answer(asked)
+        due = queue.due(asked)
+        if asked.kind in {"timer", "signal", "approval"} and answer is None and due is not None:
+            self._world.jump(due)
+        match asked.kind:
+            case "step" | "effect":
+                return self._step(asked, seq)
+            case "child":
+                return self._child(asked, seq)
+            case "signal":
+                return self._signal(asked, answer, seq)
+            case "approval":
+                decision = answer if isinstance(answer, Decision) else Decision("expired", approved=False)
+                self._event("approval.decided", asked, outcome=decision.outcome)
+                return self._succeeded(asked, seq, decision.encode())
+            case _:
+                return self._succeeded(asked, seq, None)
+
+    def _signal(self, asked: Asked, answer: object, seq: int) -> Record:
+        if not isinstance(answer, tuple) or asked.value_type is None:
+            return self._failed(asked, seq, WaitTimedOut(name=asked.name))
+        return self._succeeded(asked, seq, asked.value_type.encode(answer[0]))
+
+    def _child(self, asked: Asked, seq: int) -> Record:
+        if asked.child is None:
+            raise TypeError(asked)
+        child = self._play(asked.child, child_id(self._played.run_id, asked.key))
+        error = child.told()
+        if error is not None:
+            return self._failed(asked, seq, error)
+        result: object = child.result  # a held child holds its parent: it raises RunHeld here
+        return self._succeeded(asked, seq, asked.child.flow.signature.result.encode(result))
+
+    def _step(self, asked: Asked, seq: int) -> Record:
+        step = asked.step
+        if step is None:
+            raise TypeError(asked)
+        lacking = self._lacking(step.reserve or Budget())
+        if lacking is not None:
+            return self._failed(asked, seq, BudgetExceeded(what=lacking))
+        ledger, began, attempt = MemoryLedger(self._world.artifacts), self._world.clock, 0
+        while True:
+            attempt += 1
+            context = self._context(asked, ledger, attempt)
+            done = self._attempt(asked, context)
+            self._charge(context, ledger)
+            if not isinstance(done, BaseException):
+                self._event("step.committed", asked, attempt=attempt)
+                return self._succeeded(asked, seq, done)
+            elapsed = (self._world.clock - began).total_seconds()
+            verdict = decide(step, attempt=attempt, error=done, elapsed=elapsed, retries_left=self._retries_left())
+            if not isinstance(verdict, Retry):
+                self._event("step.failed", asked, attempt=attempt)
+                return self._failed(asked, seq, describe(done, attempts=attempt))
+            self._event("step.retried", asked, attempt=attempt)
+            self._world.jump(self._world.clock + timedelta(seconds=verdict.delay))
+
+    def _attempt(self, asked: Asked, context: StepContext) -> Encoded | BaseException:
+        step = asked.step
+        if step is None:
+            raise TypeError(asked)
+        args, kwargs = asked.arguments()
+        result: object = None
+        failed: Exception | None = None
+        try:
+            with running(context), reading_from(self._world.artifacts):
+                result = self._world.script.call(step, args, kwargs)
+                encoded = step.encode_result(result)
+        except (NoStandIn, Stuck, ReplayDiffers):
+            raise
+        except Exception as error:  # noqa: BLE001  # an attempt that failed; the retry policy and the flow see it
+            failed = error
+        key = context.effect_key
+        run = self._played.run_id
+        named = step.signature.bind(args, kwargs)
+        self._played.calls.append(
+            Called(step.name, context.key, step.kind, context.attempt, args, kwargs, named, result, failed, run, key)
+        )
+        for note in context.notes:
+            self._event("note", asked, **note)
+        return failed if failed is not None else encoded
+
+    def _context(self, asked: Asked, ledger: MemoryLedger, attempt: int) -> StepContext:
+        world = self._world
+        reference = f"{self._played.run_id}/{asked.key.generation}/{asked.key}"
+        request = hashlib.sha256(reference.encode() + asked.input_hash).hexdigest()
+        return StepContext(
+            self._played.run_id,
+            world.tenant,
+            str(asked.key),
+            ledger=ledger,
+            generation=asked.key.generation,
+            tags=world.tags,
+            attempt=attempt,
+            reference=reference,
+            effect_key=request if asked.kind == "effect" else None,
+            deadline=world.deadline,
+            budget_before=world.budget.less(tokens=self._played.tokens, usd=self._played.usd),
+        )
+
+    def _charge(self, context: StepContext, ledger: MemoryLedger) -> None:
+        self._played.tokens += context.spent_tokens + ledger.tokens
+        self._played.usd += context.spent_usd + ledger.usd
+        ledger.tokens, ledger.usd = 0, 0.0
+
+    def _lacking(self, reserve: Budget) -> str | None:
+        left = self._world.budget.less(tokens=self._played.tokens, usd=self._played.usd)
+        if left.tokens is not None and left.tokens < max(1, reserve.tokens or 0):
+            return "tokens"
+        if left.usd is not None and (left.usd <= 0 or left.usd < (reserve.usd or 0)):
+            return "usd"
+        return None
+
+    def _retries_left(self) -> int | None:
+        if self._world.budget.retries is None:
+            return None
+        used = sum(event.type == "step.retried" for event in self._played.events)
+        return self._world.budget.retries - used
+
+    def _succeeded(self, asked: Asked, seq: int, value: Encoded | None) -> Record:
+        data, encoding = (value.data, value.encoding) if value else (None, None)
+        at = self._world.tick()
+        return Record(seq, asked.key, asked.kind, "succeeded", at, asked.input_hash, data, encoding)
+
+    def _failed(self, asked: Asked, seq: int, error: SafepointError | dict[str, object]) -> Record:
+        told = error if isinstance(error, dict) else describe(error)
+        return Record(seq, asked.key, asked.kind, "failed", self._world.tick(), asked.input_hash, error=told)
+
+    def _event(self, kind: str, asked: Asked, **data: object) -> None:
+        events = self._played.events
+        events.append(Event(len(events) + 1, kind, self._world.clock, str(asked.key), data))
