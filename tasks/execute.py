@@ -27,6 +27,7 @@ from ..ledger.errors import StepTimeout, describe
 from ..ledger.key import Key
 from ..ledger.steps import Claimed, NotYours, Settled
 from .attempt import Raised, Returned
+from .ending import diverged
 from .histories import Histories, Replay, record_of, run_info
 from .loan import Loan, Shutdown
 from .outcome import Diverged, FlowError
@@ -195,7 +196,7 @@ class Executor:
             claimed.state_version, turn.key, claimed.kind, "ready", claimed.db_now, input_hash=claimed.input_hash
         )
         return hold_of(
-            Diverged.between(record, asked, others=driver.asked.values(), ended=driver.outcome), run_id=turn.run_id
+            diverged(record, asked, others=driver.asked.values(), ended=driver.outcome), run_id=turn.run_id
         )
 
     def _release(self, claimed: Claimed, *, why: str, hold: dict[str, Any] | None = None) -> None:
