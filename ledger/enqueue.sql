@@ -1,70 +1,203 @@
--- P18: anything that speaks SQL enqueues in its own transaction. The caller makes the run id and may repeat the call with it.
--- Answers the run id that stands: an equal key with equal input gives the first one; other input raises SP001.
-CREATE FUNCTION safepoint.enqueue(
-    flow text, input jsonb, tenant text DEFAULT 'default', key text DEFAULT NULL, version text DEFAULT NULL,
-    deadline timestamptz DEFAULT NULL, budget jsonb DEFAULT '{}', priority integer DEFAULT 0, tags jsonb DEFAULT '{}',
-    conversation text DEFAULT NULL, start_at timestamptz DEFAULT NULL, versions jsonb DEFAULT '{}', run_id uuid DEFAULT NULL,
-    raw bytea DEFAULT NULL, encoding text DEFAULT 'json', hash bytea DEFAULT NULL
-) RETURNS uuid LANGUAGE plpgsql
+-- Accepting runs (P18): one function, from anything that speaks SQL, in the transaction that is open there. Nothing here knows a broker.
+-- These names say safepoint.now(): a bare now() is pg_catalog's, the start of the transaction, which may lie long back in an app's own.
+
+-- What a client asks for: times may be instants or seconds from now, by the ledger's clock.
+CREATE TYPE safepoint.enqueue_request_v1 AS (
+    n integer, run_id uuid, flow text, version text, versions jsonb, input json, input_base64 text, hash text, encoding text, tenant text, key text,
+    deadline timestamptz, deadline_in double precision, start_at timestamptz, start_in double precision, budget jsonb, priority integer, tags jsonb,
+    conversation text
+);
+
+-- A run as it is inserted.
+CREATE TYPE safepoint.new_run_v1 AS (
+    n integer, run_id uuid, tenant text, flow text, version text, versions jsonb, input bytea, encoding text, hash bytea, key text,
+    deadline timestamptz, start_at timestamptz, budget jsonb, priority integer, tags jsonb, conversation text, parent uuid, parent_key text, fault text
+);
+
+-- The text that a JSON document is hashed by. PostgreSQL has ordered the keys of a jsonb and decoded its strings already; what is left is
+-- that 1, 1.0 and 10e-1 are one number. Documents without a fraction that ends in a zero, nearly all, are their own text.
+CREATE FUNCTION safepoint.canonical_v1(p_document jsonb) RETURNS text LANGUAGE plpgsql IMMUTABLE
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
-    id uuid := coalesce(enqueue.run_id, gen_random_uuid());
-    data bytea := coalesce(enqueue.raw, convert_to(enqueue.input::text, 'UTF8'));
-    digest bytea := coalesce(enqueue.hash, sha256(convert_to(enqueue.input::text, 'UTF8')));
-    owner idempotency_keys%ROWTYPE;
-    served text := enqueue.version;
-    answer uuid;
+    whole text := p_document::text;
 BEGIN
-    IF enqueue.flow IS NULL OR enqueue.flow = '' THEN
-        RAISE EXCEPTION 'flow: a name is required' USING ERRCODE = 'SP002';
-    END IF;
-    IF served IS NULL THEN
-        SELECT f.version INTO served FROM flows f WHERE f.name = enqueue.flow ORDER BY f.registered_at DESC LIMIT 1;
-        IF served IS NULL THEN
-            RAISE EXCEPTION 'flow %: no worker has served it yet; name its version, or start a worker that has it', enqueue.flow
-                USING ERRCODE = 'SP003';
-        END IF;
-    END IF;
-    IF enqueue.key IS NOT NULL THEN
-        -- Waits for the first writer of the key and then sees its row.
-        INSERT INTO idempotency_keys AS k (tenant_id, key, run_id, flow, input_hash, created_at)
-            VALUES (enqueue.tenant, enqueue.key, id, enqueue.flow, digest, now())
-            ON CONFLICT ON CONSTRAINT idempotency_keys_pkey DO UPDATE SET key = k.key RETURNING * INTO owner;
-        IF owner.flow <> enqueue.flow OR owner.input_hash <> digest THEN
-            RAISE EXCEPTION 'key % belongs to run % with another input', enqueue.key, owner.run_id
-                USING ERRCODE = 'SP001', DETAIL = owner.run_id::text;
-        END IF;
-        IF owner.run_id <> id THEN RETURN owner.run_id; END IF;
-    END IF;
-    answer := create_run_v1(id, enqueue.tenant, enqueue.flow, served, data, enqueue.encoding, digest, enqueue.deadline,
-        enqueue.budget, enqueue.priority, enqueue.tags, enqueue.conversation, enqueue.start_at, enqueue.versions, NULL, NULL);
-    -- P17: one wake-up for the transaction; PostgreSQL folds equal notifications.
-    PERFORM pg_notify('safepoint_relay', '');
-    RETURN answer;
+    RETURN CASE jsonb_typeof(p_document)
+        WHEN 'number' THEN trim_scale(whole::numeric)::text
+        WHEN 'array' THEN (SELECT '[' || coalesce(string_agg(canonical_v1(v), ', ' ORDER BY o), '') || ']'
+                             FROM jsonb_array_elements(p_document) WITH ORDINALITY AS e(v, o))
+        WHEN 'object' THEN (SELECT '{' || coalesce(string_agg(to_json(k)::text || ': ' || canonical_v1(v), ', ' ORDER BY o), '') || '}'
+                              FROM jsonb_each(p_document) WITH ORDINALITY AS e(k, v, o))
+        ELSE whole END;
 END $$;
 
--- The run and its @start#1 step (P16); a repeat with the same id changes nothing.
+-- An id that sorts by time, for callers that make none.
+CREATE FUNCTION safepoint.run_id_v1() RETURNS uuid LANGUAGE sql VOLATILE
+SET search_path = safepoint, pg_temp AS $$
+    SELECT encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid())
+        PLACING substring(int8send((extract(epoch FROM safepoint.now()) * 1000)::bigint) FROM 3) FROM 1 FOR 6), 52, 1), 53, 1), 'hex')::uuid
+$$;
+
+-- Accepts the runs of a JSON array. Answers a row for each: `new`, `same` (its key or its id was accepted before, with this input), or why not:
+-- `conflict` (the key's other run is run_id), `unknown` (the flow), `bad` (detail names the field), `taken` (the id is another run's),
+-- `elsewhere` (this is not the ledger that the caller means). One bad request and nothing is written; of several requests a conflict is raised
+-- instead, because the keys of the others are written by then.
+-- Lock order: keys in byte order, then the new rows. A key waits for its first writer and sees it, in whichever transaction that is.
+-- SECURITY DEFINER: an app's role needs USAGE on the schema and EXECUTE on this function, and no right on any table.
+CREATE FUNCTION safepoint.enqueue_v1(p_requests json, p_ledger uuid DEFAULT NULL)
+RETURNS TABLE (n integer, run_id uuid, verdict text, detail text) LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = safepoint, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    rows new_run_v1[];
+    bad new_run_v1;
+    instant timestamptz := safepoint.now();
+    fresh uuid[];
+    made uuid[];
+BEGIN
+    IF p_ledger IS NOT NULL AND NOT EXISTS (SELECT FROM identity i WHERE i.incarnation = p_ledger) THEN
+        RETURN QUERY SELECT 0, NULL::uuid, 'elsewhere', (SELECT i.incarnation::text FROM identity i);
+        RETURN;
+    END IF;
+    -- Read, checked (a fault begins with the field's name), hashed. A run without a version starts with one that a live worker serves before
+    -- others, then with what came last.
+    rows := (SELECT array_agg(ROW(x.n, coalesce(x.run_id, run_id_v1()), x.tenant, x.flow, coalesce(x.version, f.version), coalesce(x.versions, f.versions, '{}'),
+               coalesce(decode(x.input_base64, 'base64'), convert_to(x.input::text, 'UTF8')), coalesce(x.encoding, 'json'),
+               CASE WHEN x.hash IS NOT NULL THEN decode(x.hash, 'hex')
+                    WHEN json_typeof(x.input) = 'object' THEN (SELECT sha256(convert_to(
+                        CASE WHEN d.t ~ '\.[0-9]*0([^0-9]|$)' THEN canonical_v1(d.t::jsonb) ELSE d.t END, 'UTF8')) FROM (SELECT x.input::jsonb::text) AS d(t)) END,
+               x.key, coalesce(x.deadline, instant + make_interval(secs => x.deadline_in)),
+               coalesce(x.start_at, instant + make_interval(secs => x.start_in)), x.budget, coalesce(x.priority, 0), x.tags, x.conversation,
+               NULL, NULL, CASE
+                   WHEN coalesce(x.flow, '') = '' THEN 'flow: a name is required'
+                   WHEN x.input_base64 IS NULL AND coalesce(json_typeof(x.input), '') <> 'object'
+                       THEN 'input: accepted is an object of named arguments, as in {"alert": {}}'
+                   WHEN coalesce(x.tenant, '') = '' THEN 'tenant: accepted is a text that is not empty'
+                   WHEN x.key = '' OR octet_length(x.key) > 1000 THEN 'key: accepted is a text of 1 to 1000 bytes'
+                   WHEN x.priority < 0 THEN 'priority: accepted is a whole number that is not negative'
+                   WHEN x.budget <> '{}' AND (jsonb_typeof(x.budget) <> 'object' OR jsonb_path_exists(x.budget, '$.keyvalue() ? (
+                       !(@.key == "tokens" || @.key == "usd" || @.key == "retries") || @.value.type() != "number" || @.value < 0)'))
+                       THEN 'budget: accepted are numbers for tokens, usd and retries'
+                   WHEN x.tags <> '{}' AND (jsonb_typeof(x.tags) <> 'object' OR jsonb_path_exists(x.tags, '$.* ? (@.type() != "string")'))
+                       THEN 'tags: accepted are texts by text, as in {"team": "sre"}'
+                   WHEN jsonb_typeof(x.versions) <> 'object' THEN 'versions: accepted is an object'
+                   WHEN coalesce(x.version, f.version) IS NULL THEN 'unknown' END)::new_run_v1)
+      FROM json_populate_recordset(NULL::enqueue_request_v1, p_requests) AS x
+      LEFT JOIN LATERAL (
+          SELECT v.version, v.versions FROM flows v WHERE x.version IS NULL AND v.name = x.flow
+           ORDER BY EXISTS (SELECT FROM nodes n WHERE n.stopped_at IS NULL AND n.lease_until > instant
+                              AND v.name || '@' || v.version = ANY (n.flows)) DESC, v.registered_at DESC, v.version DESC LIMIT 1) AS f ON true);
+    SELECT x.* INTO bad FROM unnest(rows) AS x WHERE x.fault IS NOT NULL ORDER BY x.n LIMIT 1;
+    IF FOUND THEN
+        RETURN QUERY SELECT bad.n, NULL::uuid, CASE bad.fault WHEN 'unknown' THEN 'unknown' ELSE 'bad' END, bad.fault;
+        RETURN;
+    END IF;
+    IF EXISTS (SELECT FROM unnest(rows) AS x WHERE x.key IS NOT NULL) THEN
+        WITH written AS (
+            INSERT INTO idempotency_keys (tenant_id, key, run_id, flow, input_hash, created_at)
+                SELECT x.tenant, x.key, x.run_id, x.flow, x.hash, instant FROM (
+                    SELECT DISTINCT ON (tenant COLLATE "C", key COLLATE "C") * FROM unnest(rows) WHERE key IS NOT NULL
+                     ORDER BY tenant COLLATE "C", key COLLATE "C", n) x
+                ON CONFLICT DO NOTHING RETURNING run_id
+        )
+        SELECT array_agg(run_id) INTO fresh FROM written;
+    END IF;
+    -- P40: a key that stood before is not written again; its run may have been pruned since.
+    made := create_runs_v1(ARRAY(SELECT x FROM unnest(rows) AS x WHERE x.key IS NULL OR x.run_id IN (SELECT unnest(fresh))), instant);
+    -- P17: one wake-up for the transaction; PostgreSQL folds equal notifications.
+    IF cardinality(made) > 0 THEN PERFORM pg_notify('safepoint_relay', ''); END IF;
+    IF cardinality(made) = cardinality(rows) THEN
+        RETURN QUERY SELECT x.n, x.run_id, 'new', x.key FROM unnest(rows) AS x;
+        RETURN;
+    END IF;
+    RETURN QUERY
+        SELECT x.n, coalesce(k.run_id, x.run_id), CASE
+                   WHEN x.run_id IN (SELECT unnest(made)) THEN 'new'
+                   WHEN k.flow <> x.flow OR k.input_hash <> x.hash THEN refuse_many_v1(x, k.run_id, cardinality(rows))
+                   WHEN k.run_id <> x.run_id THEN 'same'
+                   WHEN (SELECT (r.tenant_id, r.flow) <> (x.tenant, x.flow) FROM runs r WHERE r.run_id = x.run_id) THEN 'taken'
+                   ELSE 'same' END, x.key
+          -- OFFSET 0 keeps this a look-up by the key's index for each row; flattened, the planner would hash the whole table.
+          FROM unnest(rows) AS x LEFT JOIN LATERAL (
+              SELECT o.run_id, o.flow, o.input_hash FROM idempotency_keys o WHERE x.key IS NOT NULL AND o.tenant_id = x.tenant AND o.key = x.key OFFSET 0
+          ) k ON true
+         ORDER BY x.n;
+END $$;
+
+CREATE FUNCTION safepoint.refuse_many_v1(x safepoint.new_run_v1, p_owner uuid, p_of integer) RETURNS text LANGUAGE plpgsql
+SET search_path = safepoint, pg_temp AS $$
+BEGIN
+    IF p_of > 1 THEN
+        RAISE EXCEPTION 'the key % was used for run % with another input', x.key, p_owner USING ERRCODE = 'SP001', DETAIL = p_owner::text, HINT = x.key;
+    END IF;
+    RETURN 'conflict';
+END $$;
+
+-- Runs, each with its @start#1 step (P16) and its first event; answers those that are new. A repeat with the same id changes nothing.
+CREATE FUNCTION safepoint.create_runs_v1(p_rows safepoint.new_run_v1[], instant timestamptz) RETURNS uuid[] LANGUAGE plpgsql
+SET search_path = safepoint, pg_temp AS $$
+DECLARE
+    made uuid[];
+BEGIN
+    WITH written AS (
+        INSERT INTO runs (run_id, tenant_id, conversation_id, flow, priority, deadline, start_at, input, input_encoding, input_hash, budget,
+                          workflow_version, prompt_version, tool_schema_version, model_policy_version, index_version, versions, tags,
+                          parent_run_id, parent_key, created_at, updated_at, event_seq)
+            SELECT x.run_id, x.tenant, x.conversation, x.flow, x.priority, x.deadline, x.start_at, x.input, x.encoding, x.hash, coalesce(x.budget, '{}'),
+                   x.version, x.versions->>'prompt', x.versions->>'tool_schema', x.versions->>'model_policy', x.versions->>'index',
+                   coalesce(x.versions, '{}'), coalesce(x.tags, '{}'), x.parent, x.parent_key, instant, instant, 1
+              FROM unnest(p_rows) AS x
+            ON CONFLICT DO NOTHING
+            RETURNING run_id
+    )
+    SELECT coalesce(array_agg(run_id), '{}') INTO made FROM written;
+    INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, kind, name, status, lane, home_lane, due_at, ready_at, created_at)
+        SELECT x.run_id, 1, '', '@start', 1, x.tenant, 'start', x.flow, 'ready', 'online', 'online', greatest(instant, x.start_at),
+               greatest(instant, x.start_at), instant
+          FROM unnest(p_rows) AS x WHERE x.run_id IN (SELECT unnest(made));
+    INSERT INTO events (run_id, seq, tenant_id, type, data, at)
+        SELECT x.run_id, 1, x.tenant, 'run.queued', jsonb_build_object('flow', x.flow, 'version', x.version), instant
+          FROM unnest(p_rows) AS x WHERE x.run_id IN (SELECT unnest(made));
+    RETURN made;
+END $$;
+
+-- A child's run, in the commit of its parent.
 CREATE FUNCTION safepoint.create_run_v1(
     p_id uuid, p_tenant text, p_flow text, p_version text, p_input bytea, p_encoding text, p_hash bytea, p_deadline timestamptz,
     p_budget jsonb, p_priority integer, p_tags jsonb, p_conversation text, p_start_at timestamptz, p_versions jsonb,
     p_parent uuid, p_parent_key text
 ) RETURNS uuid LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
-DECLARE
-    instant timestamptz := now();
-    ready timestamptz := greatest(instant, coalesce(p_start_at, instant));
 BEGIN
-    INSERT INTO runs (run_id, tenant_id, conversation_id, flow, priority, deadline, start_at, input, input_encoding, input_hash, budget,
-                      workflow_version, prompt_version, tool_schema_version, model_policy_version, index_version, versions, tags,
-                      parent_run_id, parent_key, created_at, updated_at, event_seq)
-        VALUES (p_id, p_tenant, p_conversation, p_flow, p_priority, p_deadline, p_start_at, p_input, p_encoding, p_hash, coalesce(p_budget, '{}'),
-                p_version, p_versions->>'prompt', p_versions->>'tool_schema', p_versions->>'model_policy', p_versions->>'index',
-                coalesce(p_versions, '{}'), coalesce(p_tags, '{}'), p_parent, p_parent_key, instant, instant, 1)
-        ON CONFLICT DO NOTHING;
-    IF NOT FOUND THEN RETURN p_id; END IF;
-    INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, kind, name, status, lane, home_lane, due_at, ready_at, created_at)
-        VALUES (p_id, 1, '', '@start', 1, p_tenant, 'start', p_flow, 'ready', 'online', 'online', ready, ready, instant);
-    INSERT INTO events (run_id, seq, tenant_id, type, data, at)
-        VALUES (p_id, 1, p_tenant, 'run.queued', jsonb_build_object('flow', p_flow, 'version', p_version), instant);
+    PERFORM create_runs_v1(ARRAY[ROW(0, p_id, p_tenant, p_flow, p_version, p_versions, p_input, p_encoding, p_hash, NULL, p_deadline, p_start_at,
+        p_budget, p_priority, p_tags, p_conversation, p_parent, p_parent_key, NULL)::new_run_v1], safepoint.now());
     RETURN p_id;
+END $$;
+
+-- The public face, for SQL: SELECT safepoint.enqueue(flow => 'incident', input => '{"alert": {"id": 42}}', key => 'alert-42').
+-- Answers the id of the run that stands. SQLSTATE SP001: the key has another input; SP002: a bad argument; SP003: no worker has served the flow
+-- yet; SP004: the id is another run's.
+CREATE FUNCTION safepoint.enqueue(
+    flow text, input jsonb DEFAULT '{}', tenant text DEFAULT 'default', key text DEFAULT NULL, version text DEFAULT NULL,
+    deadline timestamptz DEFAULT NULL, budget jsonb DEFAULT NULL, priority integer DEFAULT 0, tags jsonb DEFAULT NULL,
+    conversation text DEFAULT NULL, start_at timestamptz DEFAULT NULL, versions jsonb DEFAULT NULL, run_id uuid DEFAULT NULL
+) RETURNS uuid LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = safepoint, pg_temp AS $$
+DECLARE
+    answer record;
+BEGIN
+    SELECT * INTO answer FROM enqueue_v1(json_build_array(json_build_object('n', 0, 'run_id', run_id, 'flow', flow, 'version', version,
+        'versions', versions, 'input', input, 'tenant', tenant, 'key', key, 'deadline', deadline, 'start_at', start_at, 'budget', budget,
+        'priority', priority, 'tags', tags, 'conversation', conversation)));
+    CASE answer.verdict
+        WHEN 'new', 'same' THEN RETURN answer.run_id;
+        WHEN 'conflict' THEN
+            RAISE EXCEPTION 'the key % was used for run % with another input', key, answer.run_id
+                USING ERRCODE = 'SP001', DETAIL = answer.run_id::text, HINT = key;
+        WHEN 'unknown' THEN
+            RAISE EXCEPTION 'flow %: no worker has served it yet; name its version, or start a worker that has it', flow USING ERRCODE = 'SP003';
+        WHEN 'taken' THEN
+            RAISE EXCEPTION 'run_id %: another run has this id', run_id USING ERRCODE = 'SP004';
+        ELSE
+            RAISE EXCEPTION '%', answer.detail USING ERRCODE = 'SP002';
+    END CASE;
 END $$;

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ArgumentsMismatch",
     "ArtifactCorrupt",
+    "ArtifactMissing",
+    "ArtifactStoreUnavailable",
     "BadArguments",
     "BrokerUnavailable",
     "BudgetExceeded",
@@ -34,6 +36,7 @@ __all__ = [
     "NotInStep",
     "Permanent",
     "Problem",
+    "Refused",
     "RetryAfter",
     "RunCancelled",
     "RunFailed",
@@ -44,6 +47,7 @@ __all__ = [
     "StepFailed",
     "StepTimeout",
     "UnknownFlow",
+    "UnknownRun",
     "UnknownStep",
     "UnresolvedAnnotation",
     "ValueNotDecodable",
@@ -204,6 +208,19 @@ class ArtifactCorrupt(SafepointError):
     size: int
 
 
+class ArtifactMissing(SafepointError):
+    """There is no artifact {sha256} in {store}."""
+
+    sha256: str
+    store: str
+
+
+class ArtifactStoreUnavailable(SafepointError):
+    """The artifact store does not answer: {text}."""
+
+    text: str
+
+
 class Diverged(SafepointError):
     """The flow no longer asks for what the ledger holds: {text}."""
 
@@ -215,6 +232,12 @@ class UnknownFlow(SafepointError):
 
     name: str
     known: str
+
+
+class UnknownRun(SafepointError):
+    """There is no run {run_id}."""
+
+    run_id: str
 
 
 class UnknownStep(SafepointError):
@@ -260,6 +283,14 @@ class RunHeld(SafepointError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.run_id, self.reason)
+
+
+class Refused(SafepointError):
+    """Run {run_id}: {verb} is not possible: {text}."""
+
+    run_id: str
+    verb: str
+    text: str
 
 
 class IdempotencyConflict(SafepointError):

@@ -106,4 +106,6 @@ BEGIN
      WHERE run_id = p_run;
     PERFORM park_v1(p_run);
     PERFORM refresh_v1(p_run);
+    -- Who waits for the result hears that a person has to act first.
+    PERFORM pg_notify('safepoint_run', p_run::text);
 END $$;

@@ -9,7 +9,7 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-PARTS = ("core", "clock", "runs", "enqueue", "claim", "commit", "waits", "nodes", "dispatch", "control", "scan")
+PARTS = ("core", "clock", "runs", "enqueue", "claim", "commit", "waits", "nodes", "dispatch", "control", "scan", "once")
 
 
 def upgrade() -> None:

@@ -1,0 +1,228 @@
+"""Values too large for a row: stored once for each tenant under their sha-256, through fsspec, so a folder and S3 alike.
+
+A blob is complete or absent, and is checked when it is read. The row that says it is in use is touched by the commit
+that refers to it (P40); a blob without one is garbage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from functools import cached_property
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any, BinaryIO, Final, cast
+from urllib.parse import quote
+from uuid import uuid4
+
+import orjson
+
+from .codec import ARTIFACT, Encoded
+from .errors import ArtifactCorrupt, ArtifactMissing, ArtifactStoreUnavailable
+
+__all__ = ["Store", "externalize", "internalize"]
+
+# A blob older than this is written again instead of being relied on, so that what collects garbage by age cannot take
+# it between the look and the commit that refers to it.
+FRESH: Final = 3600.0  # seconds
+IN_MEMORY: Final = 8 << 20  # bytes of an upload that are kept in memory; more goes through a temporary file
+CHUNK: Final = 1 << 20
+# A put of these is atomic by itself; elsewhere a temporary name is moved to its place.
+ATOMIC: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "memory"})
+
+
+class Store:
+    """The blobs under one fsspec URL."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    @cached_property
+    def _opened(self) -> tuple[int, Any, str]:
+        from fsspec.core import url_to_fs  # noqa: PLC0415  # only who stores something pays for fsspec's import
+
+        try:
+            files, root = url_to_fs(self.url)
+        except (ImportError, ValueError) as error:
+            raise ArtifactStoreUnavailable(text=f"{self._shown}: {error}") from error
+        return os.getpid(), files, str(root).rstrip("/")
+
+    @property
+    def _files(self) -> Any:
+        # An object store's client does not survive a fork.
+        if self._opened[0] != os.getpid():
+            del self._opened
+        return self._opened[1]
+
+    @property
+    def _shown(self) -> str:
+        return self.url.partition("?")[0]
+
+    @property
+    def _is_local(self) -> bool:
+        return "file" in _protocols(self._files)
+
+    def path(self, tenant: str, sha256: str) -> str:
+        """Return where a blob is; no tenant's name leads out of the store, or into another tenant's part."""
+        _ = self._files
+        return f"{self._opened[2]}/{_folder(tenant)}/{sha256[:2]}/{sha256}"
+
+    def put(
+        self, tenant: str, data: bytes | BinaryIO, *, media_type: str = "application/octet-stream"
+    ) -> tuple[str, int]:
+        """Store bytes or a stream, and return their digest and size; what is there already is not written again.
+
+        Args:
+            tenant: whose they are.
+            data: the content; a stream is read to its end.
+            media_type: what they are, for stores that keep it beside them.
+
+        Raises:
+            ArtifactStoreUnavailable: the store does not answer; trying again later is right.
+        """
+        with _spooled(data) as (stream, sha256, size), self._answering():
+            path = self.path(tenant, sha256)
+            if not self._is_there(path, size):
+                self._write(path, stream, media_type=media_type)
+        return sha256, size
+
+    def open(self, tenant: str, sha256: str) -> BinaryIO:
+        """Open a blob for reading; who reads it to its end checks the digest."""
+        with self._answering(sha256):
+            return cast("BinaryIO", self._files.open(self.path(tenant, sha256), "rb"))
+
+    def read(self, tenant: str, sha256: str, *, size: int | None = None) -> bytes:
+        """Return a blob, checked.
+
+        Raises:
+            ArtifactMissing: there is none.
+            ArtifactCorrupt: what is there is not what was stored.
+            ArtifactStoreUnavailable: the store does not answer; trying again later is right.
+        """
+        with self._answering(sha256):
+            data = bytes(self._files.cat_file(self.path(tenant, sha256)))
+        if hashlib.sha256(data).hexdigest() != sha256 or size not in (None, len(data)):
+            raise ArtifactCorrupt(sha256=sha256, size=len(data))
+        return data
+
+    def _is_there(self, path: str, size: int) -> bool:
+        try:
+            found = self._files.info(path)
+        except FileNotFoundError:
+            return False
+        if found.get("size") != size:
+            return False
+        with suppress(NotImplementedError, KeyError, TypeError):
+            written: datetime = self._files.modified(path)
+            aware = written if written.tzinfo else written.replace(tzinfo=UTC)
+            return (datetime.now(UTC) - aware).total_seconds() < FRESH
+        return True
+
+    def _write(self, path: str, stream: IO[bytes], *, media_type: str) -> None:
+        stream.seek(0)
+        if self._is_local:
+            _write_locally(Path(path), stream)
+            return
+        if not ATOMIC.intersection(_protocols(self._files)):
+            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+            temporary = f"{path}.{uuid4().hex}"
+            _pour(stream, self._files.open(temporary, "wb"))
+            self._files.mv(temporary, path)
+            return
+        described = {"ContentType": media_type} if "s3" in _protocols(self._files) else {}
+        _pour(stream, self._files.open(path, "wb", **described))
+
+    @contextmanager
+    def _answering(self, sha256: str = "") -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise ArtifactMissing(sha256=sha256, store=self._shown) from error
+        except (OSError, TimeoutError) as error:
+            raise ArtifactStoreUnavailable(text=f"{self._shown}: {error}") from error
+        # The clients of object stores have errors of their own that are no OSError; whoever asked tries again later.
+        except Exception as error:
+            if type(error).__module__.split(".")[0] not in {"botocore", "aiobotocore", "aiohttp", "gcsfs", "azure"}:
+                raise
+            raise ArtifactStoreUnavailable(text=f"{self._shown}: {error}") from error
+
+
+def externalize(encoded: Encoded, *, tenant: str, store: Store, threshold: int) -> Encoded:
+    """Return the value with its bytes in the store and a reference in their place, if they are more than `threshold`.
+
+    The digest stays the value's own. A value that stays in its row is returned as it is.
+    """
+    if len(encoded.data) <= threshold or encoded.encoding == ARTIFACT:
+        return encoded
+    sha256, size = store.put(tenant, encoded.data, media_type="application/json")
+    reference = {"sha256": sha256, "size": size, "media_type": "application/json", "encoding": encoded.encoding}
+    return Encoded(orjson.dumps(reference), ARTIFACT, encoded.digest)
+
+
+def internalize(data: bytes, encoding: str, *, tenant: str, store: Store) -> bytes:
+    """Return a stored value's bytes, read from the store and checked where the row holds a reference."""
+    if encoding != ARTIFACT:
+        return data
+    reference = orjson.loads(data)
+    return store.read(tenant, reference["sha256"], size=reference["size"])
+
+
+def _protocols(files: Any) -> frozenset[str]:
+    return frozenset([files.protocol] if isinstance(files.protocol, str) else files.protocol)
+
+
+def _folder(tenant: str) -> str:
+    # Quoted, it holds no slash; a leading dot would be the folder above, or a hidden one.
+    name = quote(tenant, safe="").replace(".", "%2E")
+    return name if len(name) <= 120 else hashlib.sha256(tenant.encode()).hexdigest()
+
+
+@contextmanager
+def _spooled(data: bytes | BinaryIO) -> Iterator[tuple[IO[bytes], str, int]]:
+    """Give the content as something that can be read twice, with its digest and size."""
+    if isinstance(data, bytes | bytearray | memoryview):
+        yield BytesIO(data), hashlib.sha256(data).hexdigest(), len(data)
+        return
+    digest, size = hashlib.sha256(), 0
+    with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as spool:
+        while chunk := data.read(CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+            spool.write(chunk)
+        yield cast("IO[bytes]", spool), digest.hexdigest(), size
+
+
+def _pour(stream: IO[bytes], target: Any) -> None:
+    try:
+        while chunk := stream.read(CHUNK):
+            target.write(chunk)
+    except BaseException:
+        with suppress(Exception):
+            target.discard()
+        raise
+    target.close()
+
+
+def _write_locally(path: Path, stream: IO[bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        with temporary.open("wb") as target:
+            while chunk := stream.read(CHUNK):
+                target.write(chunk)
+            target.flush()
+            # The row that refers to it is durable: so must this be, before it has its name.
+            os.fsync(target.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
