@@ -81,9 +81,7 @@ class EmbeddedStack:
             last = _is_alone(users)
             if last:
                 _stop(self.home)
-            # Unlocked by name, not only closed: a child that was forked just now may hold a copy for a moment.
-            fcntl.flock(users, fcntl.LOCK_UN)
-            os.close(users)
+            _release(users)
 
     def forget(self) -> None:
         """Drop this share without giving it back: what a forked child does with its parent's."""
@@ -126,7 +124,7 @@ def ensure(home: Path) -> EmbeddedStack:
                 memory = replace(memory, postgres_port=postgres_port)
                 _write(home, memory)
         except BaseException:
-            os.close(users)
+            _release(users)
             raise
     return EmbeddedStack(home, memory, valkey_port, users)
 
@@ -152,7 +150,7 @@ def status(home: Path) -> Status:
         try:
             in_use = not _is_alone(users)
         finally:
-            os.close(users)
+            _release(users)
     return Status(home, found[1] if found else None, valkey_port, in_use=in_use)
 
 
@@ -180,7 +178,13 @@ def _door(home: Path) -> Iterator[None]:
         fcntl.flock(door, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(door)
+        _release(door)
+
+
+def _release(lock: int) -> None:
+    # Unlocked by name, not only closed: a child that another thread has just forked holds a copy.
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    os.close(lock)
 
 
 def _open(path: Path) -> int:

@@ -6,7 +6,6 @@ in a process with one thread, which the caller's often is not. It imports nothin
 
 # The rule it keeps: no right that the server does not need survives the exec.
 
-import ctypes
 import json
 import os
 import sys
@@ -50,30 +49,31 @@ def _become(plan: dict) -> None:  # type: ignore[type-arg]  # what JSON gives
     if plan["namespace"]:
         _enter_namespace(plan["uid"], plan["gid"])
     elif plan["uid"] is not None:
-        libc = ctypes.CDLL(None, use_errno=True)
         if plan["capabilities"]:
-            _call(libc.prctl, _PR_SET_KEEPCAPS, 1, 0, 0, 0)
+            _call("prctl", _PR_SET_KEEPCAPS, 1, 0, 0, 0)
         os.setgroups([])
         os.setresgid(plan["gid"], plan["gid"], plan["gid"])
         os.setresuid(plan["uid"], plan["uid"], plan["uid"])
         if plan["capabilities"]:
-            _keep_only(libc, plan["capabilities"])
+            _keep_only(plan["capabilities"])
 
 
-def _keep_only(libc: ctypes.CDLL, capabilities: list) -> None:  # type: ignore[type-arg]  # what JSON gives
+def _keep_only(capabilities: list) -> None:  # type: ignore[type-arg]  # what JSON gives
+    import ctypes  # noqa: PLC0415  # half of this program's start-up, and seldom needed
+
     mask = sum(1 << number for number in capabilities)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     # Effective, permitted, inheritable of the first 32 capabilities, then of the rest.
     sets = (ctypes.c_uint32 * 6)(mask, mask, mask, 0, 0, 0)
-    _call(libc.capset, ctypes.byref(header), ctypes.byref(sets))
+    _call("capset", ctypes.byref(header), ctypes.byref(sets))
     for number in capabilities:
-        _call(libc.prctl, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, number, 0, 0)
+        _call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, number, 0, 0)
 
 
 def _enter_namespace(uid: int, gid: int) -> None:
     """Stay who we are, but be called `uid` in a user namespace of our own: PostgreSQL refuses the number 0."""
     outside_uid, outside_gid = os.geteuid(), os.getegid()
-    _call(ctypes.CDLL(None, use_errno=True).unshare, _CLONE_NEWUSER)
+    _call("unshare", _CLONE_NEWUSER)
     for name, line in (
         ("setgroups", "deny"),
         ("uid_map", f"{uid} {outside_uid} 1"),
@@ -83,8 +83,10 @@ def _enter_namespace(uid: int, gid: int) -> None:
             file.write(line)
 
 
-def _call(function, *arguments) -> None:  # type: ignore[no-untyped-def]  # foreign functions have no types
-    if function(*arguments) != 0:
+def _call(name: str, *arguments: object) -> None:
+    import ctypes  # noqa: PLC0415  # as above
+
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
 

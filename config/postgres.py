@@ -144,6 +144,7 @@ class Postgres:
         try:
             self._initdb(who, programs, half)
             half.rename(self.data)
+            _sync(self.home)
         finally:
             shutil.rmtree(half, ignore_errors=True)
 
@@ -206,6 +207,15 @@ class Postgres:
         return EmbeddedStackError(
             server="PostgreSQL", reason=reason, log=str(self.log), variable="SAFEPOINT_LEDGER_URL"
         )
+
+
+def _sync(folder: Path) -> None:
+    """Put a folder's entries on the disk: a name that is lost takes the data with it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _programs() -> Path:
