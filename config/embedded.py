@@ -14,7 +14,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -213,7 +213,9 @@ def _make_home(home: Path) -> Path:
 def _remember(home: Path) -> _Memory:
     path = home / "embedded.json"
     try:
-        return _Memory(**json.loads(path.read_text()))
+        kept = json.loads(path.read_text())
+        # What another version has written beside it is not for us.
+        return _Memory(**{field.name: kept[field.name] for field in fields(_Memory) if field.name in kept})
     except FileNotFoundError:
         memory = _Memory(secrets.token_urlsafe(24), secrets.token_urlsafe(24))
         _write(home, memory)
