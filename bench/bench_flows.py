@@ -1,0 +1,35 @@
+"""The flows that are measured."""
+
+from __future__ import annotations
+
+import time
+
+from safepoint import flow, step
+
+
+@step(timeout=120)
+def hold(seconds: float) -> float:
+    """Take a while, as a model call does."""
+    time.sleep(seconds)
+    return seconds
+
+
+@step
+def count(so_far: int) -> int:
+    """Take no time at all."""
+    return so_far + 1
+
+
+@flow
+async def held(seconds: float) -> float:
+    """Run one step that takes a while."""
+    return await hold(seconds)
+
+
+@flow
+async def counted(steps: int) -> int:
+    """Run many steps, one after the other."""
+    so_far = 0
+    for _ in range(steps):
+        so_far = await count(so_far)
+    return so_far
