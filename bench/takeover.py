@@ -1,4 +1,4 @@
-"""How long until a step goes on elsewhere: from the SIGKILL of a whole worker, and of one pool child, to the next claim of its step."""
+"""How long until a step goes on elsewhere: from the SIGKILL of its worker, or of its pool child, to its next claim."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def measure(stack: Stack, victim: str) -> float:
 
 
 def executing(connection: Connection, run_id: UUID, *, epoch: int) -> tuple[int, int]:
-    """Wait until the step is executed under an epoch, and return the pids of its worker's main process and of its child."""
+    """Wait until the step runs under an epoch; return the pids of its worker's main process and of its child."""
     query = """
     SELECT n.pid, s.owner_pid FROM safepoint.steps s JOIN safepoint.nodes n ON n.node_id = s.owner
      WHERE s.run_id = %s AND s.step_id = 'hold' AND s.status = 'running' AND s.epoch = %s
