@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from secrets import token_hex
 from typing import Any
 
@@ -19,7 +20,15 @@ from .wire import kind_name
 
 __all__ = ["KINDS", "SCAN", "App", "Executor", "Scan", "Unknown", "hard_limit", "make_app", "worker_argv"]
 
-KINDS = ("start", "timer", "signal", "approval", "child", "advance", "cancel")  # they execute nothing, they advance the flow
+KINDS = (
+    "start",
+    "timer",
+    "signal",
+    "approval",
+    "child",
+    "advance",
+    "cancel",
+)  # they execute nothing, they advance the flow
 SCAN = "safepoint.scan"
 CONTROL = "control"
 EXCHANGE = "safepoint"
@@ -72,7 +81,7 @@ def make_app(
     return app
 
 
-def _register_step(app: App, name: str, *, time_limit: float) -> None:
+def _register_step(app: App, name: str, *, time_limit: int) -> None:
     executor = app.hooks.executor
 
     @app.task(name=name, bind=True, shared=False, lazy=False, time_limit=time_limit)
@@ -82,7 +91,7 @@ def _register_step(app: App, name: str, *, time_limit: float) -> None:
         return executor(run, step, lane, self.request)
 
 
-def _register_scan(app: App, *, time_limit: float) -> None:
+def _register_scan(app: App, *, time_limit: int) -> None:
     scan = app.hooks.scan
 
     @app.task(name=SCAN, shared=False, lazy=False, time_limit=time_limit)
@@ -94,9 +103,9 @@ def _inline_slice(settings: Settings) -> float:
     return max((lane.inline_slice for lane in settings.lanes.values()), default=0.0)
 
 
-def hard_limit(settings: Settings, timeout: float) -> float:
+def hard_limit(settings: Settings, timeout: float) -> int:
     """Return after how many seconds the pool kills a process: long after the ledger gave its step away (P31)."""
-    return timeout + settings.worker.step_grace + _inline_slice(settings) + MARGIN
+    return ceil(timeout + settings.worker.step_grace + _inline_slice(settings) + MARGIN)
 
 
 def queues(settings: Settings, broker_url: str) -> tuple[Queue, ...]:
@@ -172,13 +181,13 @@ def celery_url(url: str) -> str:
     return {"valkey": "redis", "valkeys": "rediss"}.get(scheme, scheme) + separator + rest
 
 
-def transport_options(broker_url: str, *, limit: float) -> dict[str, Any]:
+def transport_options(broker_url: str, *, limit: int) -> dict[str, Any]:
     """Return the options of a transport: without its timeouts a frozen broker blocks a process for ever."""
     if broker_url.startswith("amqp"):
         return {"confirm_publish": True, "read_timeout": 10, "write_timeout": 10}
     return {
         # Redis gives a message to somebody else after this, whether its step still runs or not: never so soon (P31).
-        "visibility_timeout": max(3600, int(4 * limit)),
+        "visibility_timeout": max(3600, 4 * limit),
         "unacked_restore_interval": 10,
         "unacked_restore_throttle": 1,
         "socket_timeout": 10,

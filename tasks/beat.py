@@ -1,7 +1,7 @@
-"""Beat's scheduler: its schedule is in memory, and it sends through our own publisher, so that one form of message exists.
+"""Beat's scheduler: its schedule is in memory, and it sends through our own publisher, in the one form there is.
 
-Zero, one or five beats are all correct: what they send is taken by singletons in the ledger, and any relay does the same
-work when it is late.
+Zero, one or five beats are all correct: what they send is taken by singletons in the ledger, and any relay does the
+same work when it is late.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How parcels go to a broker: pipelined on Redis, with confirms and returns on RabbitMQ.
 
-Both are bounded in time, never repeat anything by themselves, and drop their connection after any error, so that the next
-call starts clean.
+Both are bounded in time, never repeat anything by themselves, and drop their connection after any error, so that the
+next call starts clean.
 """
 
 from __future__ import annotations

@@ -1,20 +1,21 @@
-"""Kombu's transports with a guard: what cannot be read arrives empty, and the gate refuses it like any other rubbish.
+"""Kombu's transports with a guard: what cannot be read arrives empty, and the gate refuses it like other rubbish.
 
-A message that kombu or py-amqp fails to parse ends a worker before the gate can see it: the error is raised in the event
-loop. So the guard looks first. It repairs nothing: it puts an empty message in the place of a broken one.
+A message that kombu or py-amqp fails to parse ends a worker before the gate can see it: the error is raised in the
+event loop. So the guard looks first. It repairs nothing: it puts an empty message in the place of a broken one.
 """
 
 from __future__ import annotations
 
 import json
 from base64 import b64decode
+from collections.abc import Callable
 from functools import cache
-from struct import error as StructError
+from hashlib import sha256
+from queue import Empty
 from typing import Any
 
 from amqp import method_framing, spec
 from amqp.basic_message import Message as AmqpMessage
-from amqp.exceptions import FrameSyntaxError
 from amqp.serialization import loads as amqp_loads
 from celery.app.amqp import AMQP
 from celery.utils.log import get_logger
@@ -24,7 +25,7 @@ from kombu.transport import redis as kombu_redis
 from kombu.transport.base import Transport
 from kombu.utils.json import loads as kombu_loads
 
-__all__ = ["GuardedAMQP", "GuardedConnection", "guarded", "is_envelope", "readable"]
+__all__ = ["UNREADABLE", "GuardedAMQP", "GuardedConnection", "guarded", "is_envelope", "readable"]
 
 logger = get_logger(__name__)
 
@@ -32,20 +33,6 @@ MAX_ITEM = 1_048_576  # bytes of one item of a Redis list: more is not even pars
 UNREADABLE = "application/x-unreadable"
 # Others would be decoded by Python's codecs before the gate is asked; some take minutes for a megabyte.
 ENCODINGS = frozenset([None, "", "utf-8", "binary", "us-ascii"])
-_EMPTY_ITEM = json.dumps(
-    {
-        "body": "",
-        "content-type": UNREADABLE,
-        "content-encoding": "utf-8",
-        "headers": {},
-        "properties": {
-            "delivery_tag": "unreadable",
-            "delivery_info": {"exchange": "", "routing_key": ""},
-            "body_encoding": "base64",
-        },
-    }
-).encode()
-_PARSE_ERRORS = (ValueError, TypeError, KeyError, IndexError, OverflowError, ArithmeticError, RecursionError)
 
 
 class GuardedConnection(Connection):
@@ -62,9 +49,14 @@ class GuardedAMQP(AMQP):
     Connection = GuardedConnection
 
 
-@cache
 def guarded(transport: type[Transport]) -> type[Transport]:
     """Return a transport's guarded form; what is neither Redis nor AMQP stays as it is."""
+    form: type[Transport] = _guarded(transport)  # type: ignore[arg-type]  # a class is hashable, whatever the stubs say
+    return form
+
+
+@cache
+def _guarded(transport: Any) -> Any:
     if issubclass(transport, kombu_redis.Transport):
         channel = type("GuardedChannel", (_RedisGuard, transport.Channel), {"QoS": _GuardedQoS})
         return type(f"Guarded{transport.__name__}", (transport,), {"Channel": channel})
@@ -79,24 +71,39 @@ def guarded(transport: type[Transport]) -> type[Transport]:
 def readable(item: bytes | str) -> bytes | str:
     """Return an item of a queue, or an empty message when kombu could not take it apart."""
     if len(item) > MAX_ITEM:
-        return _EMPTY_ITEM
+        return _empty(item)
     try:
         payload = kombu_loads(item)
-    except _PARSE_ERRORS:
-        return _EMPTY_ITEM
-    return item if is_envelope(payload) else _EMPTY_ITEM
+    except Exception:  # noqa: BLE001  # kombu's decoders of typed values raise whatever they meet
+        return _empty(item)
+    return item if is_envelope(payload) else _empty(item)
+
+
+def _empty(item: bytes | str) -> bytes:
+    content = item.encode(errors="surrogatepass") if isinstance(item, str) else item
+    properties = {
+        "delivery_tag": "unreadable",
+        "delivery_info": {"exchange": "", "routing_key": ""},
+        "body_encoding": "base64",
+    }
+    payload = {
+        "body": "",
+        "content-type": UNREADABLE,
+        "content-encoding": "utf-8",
+        "headers": {"digest": sha256(content).hexdigest()},  # so that each is another one in the log
+        "properties": properties,
+    }
+    return json.dumps(payload).encode()
 
 
 def is_envelope(payload: object) -> bool:
     """Whether this is kombu's envelope of a message, as far as kombu relies on it."""
     match payload:
-        case {"body": str(body), "properties": dict(properties), "headers": dict(headers)}:
-            types_fit = isinstance(payload.get("content-type"), str | None) and _is_encoding(
-                payload.get("content-encoding")
-            )
-            return (
-                types_fit and "compression" not in headers and _is_body(body, properties) and _is_delivery(properties)
-            )
+        case {"body": str(body), "properties": dict(properties), "headers": dict(headers), **others}:
+            content, encoding = others.get("content-type"), others.get("content-encoding")
+            if not isinstance(content, str | None) or not _is_encoding(encoding) or "compression" in headers:
+                return False
+            return _is_body(body, properties) and _is_delivery(properties)
     return False
 
 
@@ -119,21 +126,32 @@ def _is_body(body: str, properties: dict[str, Any]) -> bool:
 
 def _is_delivery(properties: dict[str, Any]) -> bool:
     match properties:
-        case {"delivery_tag": str(tag), "delivery_info": {"exchange": str(), "routing_key": str()}}:
-            return 0 < len(tag) <= 100
+        case {"delivery_tag": str(tag), "delivery_info": {"exchange": str(exchange), "routing_key": str(key)}}:
+            # They become keys and arguments of Redis commands, which carry no lone surrogates.
+            return 0 < len(tag) <= 100 and (tag + exchange + key).isascii()
     return False
 
 
 class _GuardedQoS(kombu_redis.QoS):
     """The list of messages that are not acked, in which a broken entry does not block the others behind it."""
 
+    channel: Any
+    _remove_from_indices: Any
+
     def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:  # noqa: FBT001, FBT002  # kombu's
         """Put a message back into its queue, or drop what is none."""
         try:
             super().restore_by_tag(tag, client, leftmost)
-        except _PARSE_ERRORS as error:
-            logger.warning("unacked entry dropped: reason=%s", type(error).__name__)
-            self._remove_from_indices(tag).execute()
+        except KeyError:
+            self._drop(tag, "KeyError")  # kombu counts it among the connection's errors
+        except (*self.channel.connection_errors, self.channel.ResponseError):
+            raise
+        except Exception as error:  # noqa: BLE001  # the entry is the broker's, and so is the error
+            self._drop(tag, type(error).__name__)
+
+    def _drop(self, tag: Any, reason: str) -> None:
+        logger.warning("unacked entry dropped: reason=%s", reason)
+        self._remove_from_indices(tag).execute()
 
 
 class _RedisGuard:
@@ -141,6 +159,8 @@ class _RedisGuard:
 
     _commands: Any = None
     pool: Any
+    connection_errors: tuple[type[Exception], ...]
+    ResponseError: type[Exception]
 
     def _create_client(self, asynchronous: bool = False) -> Any:  # noqa: FBT001, FBT002  # kombu's signature
         if asynchronous:
@@ -148,10 +168,32 @@ class _RedisGuard:
             parse = client.parse_response
             client.parse_response = lambda *args, **kwargs: _readable_reply(parse(*args, **kwargs))
             return client
-        # kombu makes a client for each command, which costs more than the command; after a fork the pool is another one.
+        # kombu makes a client for each command, which costs more than the command. After a fork the pool is another.
         if self._commands is None or self._commands.connection_pool is not self.pool:
             self._commands = super()._create_client()  # type: ignore[misc]  # the channel behind this one
         return self._commands
+
+    def _brpop_read(self, **options: Any) -> Any:
+        return self._survive(super()._brpop_read, **options)  # type: ignore[misc]  # as above
+
+    def _receive(self) -> Any:
+        return self._survive(super()._receive)  # type: ignore[misc]  # as above
+
+    def _survive(self, read: Callable[..., Any], **options: Any) -> Any:
+        """Read, and let nothing but the connection's own errors into the event loop, which would end the worker."""
+        try:
+            return read(**options)
+        except KeyError:
+            pass  # kombu counts it among the connection's errors; here it is the message's
+        except Empty:
+            raise
+        except (*self.connection_errors, self.ResponseError):
+            raise
+        except Exception as error:  # noqa: BLE001  # what the guard did not foresee costs a message, not a worker
+            logger.warning("unreadable message dropped: reason=%s", type(error).__name__)
+            return None
+        logger.warning("unreadable message dropped: reason=KeyError")
+        return None
 
     def _handle_message(self, client: Any, reply: Any) -> dict[str, Any]:
         payload: dict[str, Any] = super()._handle_message(client, reply)  # type: ignore[misc]  # as above
@@ -185,10 +227,10 @@ def _guarded_frame_handler(connection: Any, callback: Any, **kwargs: Any) -> Any
 
 
 def _is_readable_header(buffer: bytes) -> bool:
-    header = AmqpMessage()
+    header: Any = AmqpMessage()
     try:
         header.inbound_header(buffer)
-    except (*_PARSE_ERRORS, StructError, FrameSyntaxError):
+    except Exception:  # noqa: BLE001  # it is the sender's choice which one
         return False
     return header.properties.get("content_encoding") in ENCODINGS
 
@@ -207,13 +249,13 @@ class _GuardedAmqpChannel(pyamqp.Channel):
     Message = _GuardedAmqpMessage
 
     def dispatch_method(self, method_sig: Any, payload: Any, content: Any) -> Any:
-        """Hand a frame on, but reject a delivery whose own names cannot be decoded (a routing key may hold any bytes)."""
+        """Hand a frame on, but reject a delivery whose names cannot be decoded (a routing key may hold any bytes)."""
         if method_sig == spec.Basic.Deliver:
             try:
                 amqp_loads("sLbss", payload, 4)
             except UnicodeDecodeError:
                 (consumer, tag), _ = amqp_loads("sL", payload, 4)
-                if consumer not in self.no_ack_consumers:
+                if consumer not in (self.no_ack_consumers or ()):
                     self.basic_reject(tag, requeue=False)
                 return None
         return super().dispatch_method(method_sig, payload, content)
@@ -223,4 +265,4 @@ class _GuardedAmqpConnection(pyamqp.Connection):
     Channel = _GuardedAmqpChannel
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, frame_handler=_guarded_frame_handler, **kwargs)
+        super().__init__(*args, **{**kwargs, "frame_handler": _guarded_frame_handler})

@@ -1,7 +1,7 @@
 """The message of one step: what it carries, how it looks on the wire, and the one way to send it.
 
-A message is a hint: it carries ids only and never a value of the user's. What this module does not build, the gate does not
-let in.
+A message is a hint: it carries ids only and never a value of the user's. What this module does not build, the gate does
+not let in.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def parcel(message: Message, queue: str) -> Parcel:
     """Build the protocol 2 message by hand.
 
     Celery's own way costs three times as much (saferepr of the arguments, merging of options, routing), and it sends
-    headers that the gate would have to understand. root_id groups a run's tasks in Flower; retries is its column for the
-    attempt.
+    headers that the gate would have to understand. root_id groups a run's tasks in Flower; retries is its column for
+    the attempt.
     """
     headers = {
         "lang": "py",
@@ -105,7 +105,7 @@ class Sender(Protocol):
 
 
 class Publisher:
-    """Sends messages to their lanes' queues; each thread has a connection of its own, and so has a process after a fork.
+    """Sends messages to their lanes' queues; each thread has a connection of its own, and so has a forked process.
 
     An exception in the answer means *outcome unknown*: the row stays in the outbox, a duplicate is harmless. Nothing is
     retried here, and a broker that does not answer costs a bounded time.

@@ -1,4 +1,4 @@
-"""Real servers for the tests that ask for one: an embedded PostgreSQL and Valkey a session, RabbitMQ where there is one.
+"""Real servers for the tests that ask for one: an embedded PostgreSQL and Valkey, and RabbitMQ where there is one.
 
 Nothing of the machine's own servers is touched: a database of its own for each test, a vhost for each session.
 A server that is missing skips a test on a laptop and fails it where SAFEPOINT_CI=1.

@@ -54,7 +54,7 @@ def celery_backend_cluster() -> None:
 def start_recorder(
     settings: Settings, broker_url: str, record: Path, tmp_path: Path
 ) -> Iterator[Callable[..., WorkerNode]]:
-    """`start_recorder(pool=, concurrency=, lanes=, env=)` starts a worker of the recorder and waits until it is ready."""
+    """`start_recorder(pool=, concurrency=, lanes=, VARIABLE=)` starts a recorder and waits until it is ready."""
     workers: list[WorkerNode] = []
 
     def start(

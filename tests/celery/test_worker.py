@@ -1,4 +1,4 @@
-"""A worker takes what the publisher sends, on either broker and with either pool, and comes back after it was killed."""
+"""A worker takes what the publisher sends, on either broker and with either pool, and comes back after a kill."""
 
 from __future__ import annotations
 

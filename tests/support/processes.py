@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
@@ -100,7 +101,7 @@ class LocalProcess:
         """The pool's processes."""
         return {int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()}
 
-    def kill(self, signal: str | int | None = None) -> None:  # noqa: A002  # docker's name for it
+    def kill(self, signal: str | int | None = None) -> None:
         """Send a signal by name or number; without one it is SIGKILL."""
         number = _number(signal)
         if number == _number("SIGKILL"):
@@ -148,10 +149,8 @@ class LocalProcess:
             self._process.wait(10)
 
     def _signal_group(self, number: int) -> None:
-        try:
+        with suppress(ProcessLookupError):  # it has ended by itself, children included
             os.killpg(self.pid, number)
-        except ProcessLookupError:
-            pass  # it has ended by itself, children included
 
 
 def _number(name: str | int | None) -> int:

@@ -1,12 +1,14 @@
 """A Celery app for tests of the wire: its executor writes down which step it was given, and nothing else.
 
-`celery -A recorder worker` with BROKER_URL and RECORD (a file).
+`celery -A recorder worker` with BROKER_URL and RECORD (a file); WITHOUT=gate or WITHOUT=guard takes a defence away, to
+show that it is the one that holds.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 from safepoint.config.settings import load
@@ -15,7 +17,7 @@ from safepoint.tasks.app import App, make_app
 
 def _write(*words: object) -> None:
     # One write to a file opened for appending: lines of several processes do not mix.
-    with open(os.environ["RECORD"], "ab", buffering=0) as record:
+    with Path(os.environ["RECORD"]).open("ab", buffering=0) as record:
         record.write((" ".join(str(word) for word in words) + "\n").encode())
 
 
@@ -31,7 +33,7 @@ def execute(run: str, step: str, lane: str, request: Any) -> str:
 
 def make() -> App:
     """Make the app for the broker in the environment."""
-    return make_app(
+    app = make_app(
         load(env={}),
         os.environ["BROKER_URL"],
         steps={"good": 600.0, "sleep": 600.0},
@@ -39,6 +41,12 @@ def make() -> App:
         scan=lambda: _write("scan"),
         unknown=lambda run, step, lane: _write("unknown", run, step),
     )
+    match os.environ.get("WITHOUT"):
+        case "gate":
+            app.conf.worker_consumer = "celery.worker.consumer:Consumer"
+        case "guard":
+            app.amqp_cls = "celery.app.amqp:AMQP"
+    return app
 
 
 if "BROKER_URL" in os.environ:
