@@ -23,7 +23,7 @@ from ..ledger import commit as commits
 from ..ledger import history, steps
 from ..ledger.commit import Answer, Next, Result
 from ..ledger.connect import Connection
-from ..ledger.errors import StepTimeout, describe
+from ..ledger.errors import ArtifactStoreUnavailable, StepTimeout, describe
 from ..ledger.key import Key
 from ..ledger.steps import Claimed, NotYours, Settled
 from .attempt import Raised, Returned
@@ -45,6 +45,7 @@ __all__ = ["Executor"]
 
 log = structlog.get_logger("safepoint.execute")
 T = TypeVar("T")
+STORE_PAUSE = 5.0  # seconds until a step whose values cannot be read is tried again
 KIND_TIMEOUT = 60.0  # seconds for a step that executes nothing
 MISSES = 2  # stale advances before the run's lock is taken for the whole of it (P26)
 EXECUTED = frozenset({"step", "effect"})
@@ -103,11 +104,16 @@ class Executor:
         crash_point("claim.before", step)
         run_id, key, token = UUID(run), Key.from_wire(step), uuid4()
         with self.loan.slot(token):
-            turn = self._claim(run_id, key, lane=lane, token=token)
-            if turn is None:
+            try:
+                turn = self._claim(run_id, key, lane=lane, token=token)
+                if turn is None:
+                    return
+                crash_point("claim.after", step)
+                rows = self._work(turn)
+            except ArtifactStoreUnavailable as error:
+                log.warning("artifacts.away", run=run, step=step, error=str(error)[:200])
+                self._release((run_id, key, token), why="artifacts", delay=STORE_PAUSE)
                 return
-            crash_point("claim.after", step)
-            rows = self._work(turn)
         self._publish(run_id, rows)
 
     # Claim.
@@ -154,7 +160,7 @@ class Executor:
                 replay.driver.close()
             built = self._build(claimed)
             if built is None:
-                self._release(claimed, why="version")
+                self._release((claimed.run_id, claimed.key, claimed.token), why="version")
                 return None
             replay = built
         turn = Turn(claimed, replay, began, step=declared if claimed.kind in EXECUTED else None)
@@ -162,7 +168,7 @@ class Executor:
         hold = self._objection(turn)
         if hold is not None:
             replay.driver.close()
-            self._release(claimed, why=hold["code"], hold=hold)
+            self._release((claimed.run_id, claimed.key, claimed.token), why=hold["code"], hold=hold)
             return None
         return turn
 
@@ -195,19 +201,16 @@ class Executor:
         record = Record(
             claimed.state_version, turn.key, claimed.kind, "ready", claimed.db_now, input_hash=claimed.input_hash
         )
-        return hold_of(
-            diverged(record, asked, others=driver.asked.values(), ended=driver.outcome), run_id=turn.run_id
-        )
+        return hold_of(diverged(record, asked, others=driver.asked.values(), ended=driver.outcome), run_id=turn.run_id)
 
-    def _release(self, claimed: Claimed, *, why: str, hold: dict[str, Any] | None = None) -> None:
+    def _release(
+        self, claim: tuple[UUID, Key, UUID], *, why: str, hold: dict[str, Any] | None = None, delay: float = 0.0
+    ) -> None:
+        run_id, key, token = claim
         self._asked(
-            lambda connection: steps.release(
-                connection, claimed.run_id, claimed.key, token=claimed.token, why=why, hold=hold
-            )
+            lambda connection: steps.release(connection, run_id, key, token=token, why=why, hold=hold, delay=delay)
         )
-        log.warning(
-            "step.released", run=str(claimed.run_id), step=claimed.key.wire, why=why, text=(hold or {}).get("text")
-        )
+        log.warning("step.released", run=str(run_id), step=key.wire, why=why, text=(hold or {}).get("text"))
 
     # Execute.
 
@@ -216,7 +219,7 @@ class Executor:
             return self._commit(turn, self._waited(turn))
         if turn.step is None:
             self._replayed_again(turn)
-            self._release(turn.claimed, why="version")
+            self._release((turn.run_id, turn.key, turn.claimed.token), why="version")
             return ()
         # P24: the scan ended an attempt; the policy is evaluated where the user's code is
         if turn.claimed.pending_error is not None:

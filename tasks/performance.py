@@ -5,18 +5,20 @@ runs.
 from __future__ import annotations
 
 import hashlib
+import random
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from ..config.settings import Settings
 from ..ledger import artifacts, once
 from ..ledger.codec import Encoded
 from ..ledger.commit import Ending
-from ..ledger.errors import BudgetExceeded, ValueTooLarge
+from ..ledger.errors import ArtifactStoreUnavailable, BudgetExceeded, ValueTooLarge
 from ..ledger.steps import Claimed
 from .artifact import Artifact, reading_from
 from .attempt import EventLoop, Raised, Returned, attempt
@@ -28,6 +30,27 @@ from .record import Asked, Load
 from .step import Step
 
 __all__ = ["Performance", "Performed"]
+
+
+T = TypeVar("T")
+PAUSES = (
+    0.2,
+    0.5,
+    1.0,
+    2.0,
+    4.0,
+    8.0,
+)  # seconds: an object store that is briefly away must not cost a finished model call
+
+
+def _patiently(ask: Callable[[], T]) -> T:
+    """Ask the artifact store, again while it does not answer, and at last with its error."""
+    for pause in PAUSES:
+        try:
+            return ask()
+        except ArtifactStoreUnavailable:
+            time.sleep(pause * random.uniform(0.5, 1.0))
+    return ask()
 
 
 @dataclass(slots=True)
@@ -95,7 +118,7 @@ class Performance:
         """Return what reads values that are not in their row."""
 
         def load(data: bytes, encoding: str, /) -> bytes:
-            return artifacts.internalize(data, encoding, tenant=tenant, store=self.store)
+            return _patiently(lambda: artifacts.internalize(data, encoding, tenant=tenant, store=self.store))
 
         return load
 
@@ -179,8 +202,9 @@ class Performance:
         limit = self.settings.values.max_size
         if len(encoded.data) > limit:
             raise ValueTooLarge(path="result", size=len(encoded.data), limit=limit)
-        stored = artifacts.externalize(
-            encoded, tenant=tenant, store=self.store, threshold=self.settings.values.artifact_threshold
+        threshold = self.settings.values.artifact_threshold
+        stored = _patiently(
+            lambda: artifacts.externalize(encoded, tenant=tenant, store=self.store, threshold=threshold)
         )
         if stored is not encoded:
             refs.append({"sha256": encoded.digest.hex(), "size": len(encoded.data), "media_type": "application/json"})
