@@ -68,7 +68,8 @@ CREATE TABLE safepoint.runs (
 ) WITH (fillfactor = 80);
 CREATE INDEX runs_listed ON safepoint.runs (tenant_id, created_at DESC);
 CREATE INDEX runs_tagged ON safepoint.runs USING gin (tags jsonb_path_ops) WHERE tags <> '{}';
-CREATE INDEX runs_live ON safepoint.runs (updated_at) WHERE finished_at IS NULL;
+-- Never on a column that each commit changes: the run row is updated in place (HOT) thousands of times.
+CREATE INDEX runs_live ON safepoint.runs (created_at) WHERE finished_at IS NULL;
 CREATE INDEX runs_deadline ON safepoint.runs (deadline) WHERE finished_at IS NULL AND deadline IS NOT NULL;
 CREATE INDEX runs_children ON safepoint.runs (parent_run_id) WHERE parent_run_id IS NOT NULL;
 

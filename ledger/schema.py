@@ -133,7 +133,7 @@ Index(
     postgresql_ops={"tags": "jsonb_path_ops"},
     postgresql_where=text("tags <> '{}'"),
 )
-Index("runs_live", runs.c.updated_at, postgresql_where=text("finished_at IS NULL"))
+Index("runs_live", runs.c.created_at, postgresql_where=text("finished_at IS NULL"))
 Index("runs_deadline", runs.c.deadline, postgresql_where=text("finished_at IS NULL AND deadline IS NOT NULL"))
 Index("runs_children", runs.c.parent_run_id, postgresql_where=text("parent_run_id IS NOT NULL"))
 

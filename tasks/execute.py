@@ -123,7 +123,8 @@ class Executor:
         replay = self._histories.take(run_id)
         declared = self._registry.steps.get(key.step_id)
         timeout = (declared.timeout if declared else KIND_TIMEOUT) + self.settings.worker.step_grace
-        settle = self.loan.take_published()
+        # The claim itself takes its own row out of dispatch.
+        settle = [row for row in self.loan.take_published() if (row.run_id, row.key) != (run_id, key)]
         began = time.monotonic()
         try:
             answer = self._asked(
