@@ -248,7 +248,7 @@ class UnknownStep(SafepointError):
 
 
 class RunFailed(SafepointError):
-    """Run {run_id} failed: {type}: {message}"""  # noqa: D400  # it ends in the error's words
+    """Run {run_id} failed: {place}{type}: {message}"""  # noqa: D400  # it ends in the error's words
 
     run_id: str
     type: str
@@ -257,6 +257,7 @@ class RunFailed(SafepointError):
 
     def __init__(self, run_id: str, error: Mapping[str, object]) -> None:
         shown = {"type": str(error.get("type", "Error")), "message": str(error.get("message", ""))}
+        shown["place"] = f"{error['step']}: " if error.get("step") else ""
         super().__init__(run_id=run_id, error=error, **shown)
 
     def __reduce__(self) -> tuple[object, ...]:

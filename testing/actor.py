@@ -104,15 +104,16 @@ class Actor:
             raise TypeError(asked)
         args, kwargs = asked.arguments()
         result: object = None
-        failed: Exception | None = None
+        done: Encoded | Exception
         try:
             with running(context), reading_from(self._world.artifacts):
                 result = self._world.script.call(step, args, kwargs)
-                encoded = step.encode_result(result)
+                done = step.encode_result(result)
         except (NoStandIn, Stuck, ReplayDiffers):
             raise
         except Exception as error:  # noqa: BLE001  # an attempt that failed; the retry policy and the flow see it
-            failed = error
+            done = error
+        failed = done if isinstance(done, Exception) else None
         key = context.effect_key
         run = self._played.run_id
         named = step.signature.bind(args, kwargs)
@@ -121,7 +122,7 @@ class Actor:
         )
         for note in context.notes:
             self._event("note", asked, **note)
-        return failed if failed is not None else encoded
+        return done
 
     def _context(self, asked: Asked, ledger: MemoryLedger, attempt: int) -> StepContext:
         world = self._world

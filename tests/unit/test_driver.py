@@ -1,0 +1,595 @@
+"""The driver: keys, gathers, feeding, replay, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import warnings
+from datetime import timedelta
+
+import pytest
+from driving import BEGIN, Driving, drive
+from safepoint import Budget, Permanent, continue_as, current, flow, gather, now, random, sleep, step, uuid4
+from safepoint.errors import BudgetExceeded, Cancelled, DeadlineExceeded, StepFailed
+from safepoint.ledger.key import Key
+from safepoint.tasks.driver import Driver
+from safepoint.tasks.outcome import Continued, Diverged, Failed, FlowError, Returned, WasCancelled
+from safepoint.tasks.record import Record
+
+
+@step
+def double(n: int) -> int:
+    return 2 * n
+
+
+@step
+def join(parts: list[int]) -> str:
+    return "-".join(map(str, parts))
+
+
+async def twice(n: int) -> int:
+    return await double(await double(n))
+
+
+@flow
+async def straight(n: int) -> int:
+    return await double(await double(n))
+
+
+@flow
+async def parallel(n: int) -> str:
+    one, two, three = await gather(double(n), twice(n), gather(double(1), double(2)))
+    return await join([one, two, *three])
+
+
+def test_an_iteration_is_counted_inside_one_path():
+    driving = Driving(straight(1))
+    assert driving.asked == ["double#1"]
+
+    driving.commit("double#1", 2)
+
+    assert driving.asked == ["double#2"]
+    assert driving.ask("double#2").arguments() == ((2,), {})
+
+
+def test_a_gather_asks_for_its_branches_at_once_under_their_paths():
+    driving = Driving(parallel(5))
+
+    assert driving.asked == [
+        "gather#1.1/double#1",
+        "gather#1.2/double#1",
+        "gather#1.3/gather#1.1/double#1",
+        "gather#1.3/gather#1.2/double#1",
+    ]
+
+
+@pytest.mark.parametrize("last", [0, -1])
+def test_the_order_of_commits_changes_neither_keys_nor_result(last: int):
+    driving = drive(parallel(5), choose=lambda asked: asked[last])
+
+    assert driving.outcome.value == "10-20-2-4"
+    assert {str(record.key) for record in driving.history} == {
+        "@start#1",
+        "gather#1.1/double#1",
+        "gather#1.2/double#1",
+        "gather#1.2/double#2",
+        "gather#1.3/gather#1.1/double#1",
+        "gather#1.3/gather#1.2/double#1",
+        "join#1",
+    }
+
+
+def test_a_bare_member_of_a_gather_names_what_it_joins():
+    driving = Driving(parallel(5))
+
+    assert [asked.joins for asked in driving.driver.asked.values()] == [
+        "gather#1",
+        None,  # a coroutine: its outcome lets it ask for more
+        "gather#1.3/gather#1",
+        "gather#1.3/gather#1",
+    ]
+
+
+def test_only_what_is_new_is_taken():
+    driving = Driving(parallel(5))
+    assert len(driving.driver.take_new()) == 4
+    assert driving.driver.take_new() == []
+
+    driving.commit("gather#1.2/double#1", 10)
+
+    assert [str(one.key) for one in driving.driver.take_new()] == ["gather#1.2/double#2"]
+
+
+@flow
+async def limited(n: int) -> list[int]:
+    return await gather(*[double(i) for i in range(n)], limit=2)
+
+
+def test_a_limit_starts_the_next_member_when_one_ends():
+    driving = Driving(limited(4))
+    assert driving.asked == ["gather#1.1/double#1", "gather#1.2/double#1"]
+    assert driving.ask("gather#1.1/double#1").joins is None
+
+    driving.commit("gather#1.2/double#1", 2)
+
+    assert driving.asked == ["gather#1.1/double#1", "gather#1.3/double#1"]
+    assert drive(limited(4)).outcome.value == [0, 2, 4, 6]
+
+
+@flow
+async def empty() -> list[int]:
+    nothing: list[int] = await gather(*[double(i) for i in range(0)])
+    return nothing
+
+
+def test_an_empty_gather_is_an_empty_list():
+    assert Driving(empty()).outcome.value == []
+
+
+@step
+def boom(n: int) -> int:
+    raise RuntimeError(n)
+
+
+@flow
+async def failing() -> list[int]:
+    return await gather(boom(1), double(2), boom(3))
+
+
+def test_a_gather_waits_for_all_then_raises_the_first_failure_by_position():
+    driving = Driving(failing())
+
+    driving.fail("gather#1.3/boom#1", RuntimeError("third"))
+    driving.fail("gather#1.1/boom#1", RuntimeError("first"))
+    assert driving.outcome is None
+    driving.commit("gather#1.2/double#1", 4)
+
+    assert isinstance(driving.outcome, Failed)
+    assert driving.outcome.error == {
+        "type": "RuntimeError",
+        "message": "first",
+        "step": "boom",
+        "attempts": 3,
+    }
+
+
+@flow
+async def tolerant() -> list[str]:
+    found = await gather(boom(1), double(2), return_exceptions=True)
+    return [type(one).__name__ for one in found]
+
+
+def test_exceptions_are_among_the_values_when_asked_for():
+    driving = Driving(tolerant())
+
+    driving.fail("gather#1.1/boom#1", RuntimeError("first"))
+    driving.commit("gather#1.2/double#1", 4)
+
+    assert driving.outcome.value == ["StepFailed", "int"]
+
+
+@flow
+async def catching(n: int) -> str:
+    try:
+        return str(await double(n))
+    except (StepFailed, BudgetExceeded, DeadlineExceeded) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (RuntimeError("no"), "StepFailed: double failed after 3 attempt(s): RuntimeError: no"),
+        (TimeoutError("slow"), "StepFailed: double failed after 3 attempt(s): TimeoutError: slow"),
+        (BudgetExceeded(what="tokens"), "BudgetExceeded: The run's budget of tokens is used up."),
+        (DeadlineExceeded(), "DeadlineExceeded: The run's deadline has passed."),
+    ],
+)
+def test_a_failed_step_raises_at_its_await(error: Exception, raised: str):
+    driving = Driving(catching(1))
+
+    driving.fail("double#1", error)
+
+    assert driving.outcome.value == raised
+
+
+def test_an_uncaught_step_failure_fails_the_run():
+    driving = Driving(straight(1))
+
+    driving.fail("double#1", RuntimeError("no"))
+
+    assert isinstance(driving.outcome, Failed)
+    assert isinstance(driving.outcome.exc, StepFailed)
+    assert driving.outcome.exc.attempts == 3
+
+
+@flow
+async def on_purpose() -> None:
+    raise Permanent("out of stock")
+
+
+def test_a_flow_fails_on_purpose_with_permanent():
+    outcome = Driving(on_purpose()).outcome
+
+    assert isinstance(outcome, Failed)
+    assert outcome.error["message"] == "out of stock"
+
+
+@flow
+async def wrong_call() -> int:
+    return await double(m=3)  # type: ignore[call-arg]  # what the test is about
+
+
+def test_arguments_that_do_not_fit_are_a_type_error_at_the_call():
+    outcome = Driving(wrong_call()).outcome
+
+    assert isinstance(outcome, Failed)
+    assert isinstance(outcome.exc, TypeError)
+    assert "double(): missing a required argument: 'n'" in outcome.error["message"]
+
+
+@flow
+async def buggy() -> int:
+    await double(1)
+    return {"a": 1}["b"]
+
+
+def test_any_other_exception_is_a_bug_and_names_the_line():
+    driving = Driving(buggy())
+
+    driving.commit("double#1", 2)
+
+    assert isinstance(driving.outcome, FlowError)
+    assert driving.outcome.text.startswith("buggy: KeyError: 'b' (")
+    assert "test_driver.py" in driving.outcome.text
+
+
+@flow
+async def exiting() -> None:
+    await gather(double(1), _exit())
+
+
+async def _exit() -> None:
+    raise SystemExit(3)
+
+
+def test_an_exit_inside_flow_code_holds_the_run_and_ends_nothing():
+    outcome = Driving(exiting()).outcome
+
+    assert isinstance(outcome, FlowError)
+    assert isinstance(outcome.exc, SystemExit)
+
+
+@flow
+async def sleeping_with_asyncio() -> None:
+    await asyncio.sleep(1)
+
+
+@flow
+async def yielding_with_asyncio() -> None:
+    await asyncio.sleep(0)
+
+
+class Foreign:
+    def __await__(self):
+        yield object()
+
+
+@flow
+async def foreign() -> None:
+    await Foreign()  # type: ignore[misc]  # what the test is about
+
+
+@pytest.mark.parametrize("call", [sleeping_with_asyncio(), yielding_with_asyncio(), foreign()])
+def test_a_foreign_await_says_to_put_it_in_a_step(call):
+    outcome = Driving(call).outcome
+
+    assert isinstance(outcome, FlowError)
+    assert "put it in a step" in outcome.text
+
+
+def test_a_foreign_await_is_refused_inside_a_running_loop_too():
+    async def main() -> object:
+        outcome = Driving(sleeping_with_asyncio()).outcome
+        await asyncio.sleep(0)  # the program's own loop is back
+        return outcome
+
+    assert isinstance(asyncio.run(main()), FlowError)
+
+
+@flow
+async def unencodable() -> object:
+    return {"items": [1, test_an_empty_gather_is_an_empty_list]}
+
+
+def test_a_result_that_cannot_be_encoded_fails_with_its_path():
+    outcome = Driving(unencodable()).outcome
+
+    assert isinstance(outcome, Failed)
+    assert outcome.error["path"] == "result.items[1]"
+
+
+def test_input_that_does_not_fit_fails_the_run():
+    driving = Driving(straight(1))
+    info = driving.info.__class__(
+        **{name: getattr(driving.info, name) for name in driving.info.__slots__} | {"input": b'{"n": "x"}'}
+    )
+
+    driver = Driver(straight, run=info)
+    driver.start()
+
+    assert isinstance(driver.outcome, Failed)
+    assert driver.outcome.error["type"] == "BadArguments"
+    assert driver.outcome.error["path"] == "input.n"
+
+
+def test_a_committed_key_that_is_not_asked_for_diverges_and_names_both_sides():
+    driving = Driving(straight(1))
+
+    driving.driver.feed(Record(1, Key(1, "", "other", 1), "step", "succeeded", BEGIN, b"\1" * 32, b"1", "json"))
+
+    assert isinstance(driving.outcome, Diverged)
+    assert "other#1 (step with input 010101010101)" in driving.outcome.committed
+    assert driving.outcome.asked == "double#1 (step)"
+
+
+def test_another_input_for_a_committed_key_diverges():
+    driving = Driving(straight(1))
+
+    driving.commit("double#1", 2, input_hash=b"\2" * 32)
+
+    assert isinstance(driving.outcome, Diverged)
+    assert driving.outcome.asked.startswith("double#1 (step with input ")
+
+
+def test_history_that_goes_on_after_the_flow_has_returned_diverges():
+    driving = drive(straight(1))
+    assert isinstance(driving.outcome, Returned)
+
+    driving.driver.feed(Record(9, Key(1, "", "double", 3), "step", "succeeded", BEGIN, None, b"1", "json"))
+
+    assert isinstance(driving.outcome, Diverged)
+    assert driving.outcome.asked == "nothing more, it has returned"
+
+
+def test_corrected_code_goes_on_from_the_last_step():
+    driving = Driving(buggy())
+    driving.commit("double#1", 2)
+
+    @flow(name="buggy", version="1.1")
+    async def corrected() -> int:
+        await double(1)
+        return 7
+
+    assert driving.replayed(call=corrected()).outcome.value == 7
+
+
+def test_a_result_that_no_longer_decodes_holds_the_run():
+    driving = Driving(straight(1))
+
+    driving.put(driving.ask("double#1"), status="succeeded", data=b'"text"', encoding="json")
+
+    assert isinstance(driving.outcome, FlowError)
+    assert "double#1: result: the stored value does not fit" in driving.outcome.text
+
+
+@flow
+async def derived() -> list[str]:
+    first = now()
+    await double(1)
+    return [first.isoformat(), now().isoformat(), str(random().random()), str(random().random()), str(uuid4())]
+
+
+def test_time_and_chance_are_derived():
+    one, other = drive(derived()), drive(derived())
+
+    assert one.outcome.value == other.outcome.value
+    assert one.outcome.value[0] == BEGIN.isoformat()
+    assert one.outcome.value[1] == (BEGIN + timedelta(seconds=1)).isoformat()
+    assert one.outcome.value[2] != one.outcome.value[3]
+    assert drive(derived(), run_id="run-2").outcome.value[4] != one.outcome.value[4]
+    assert drive(derived(), generation=2).outcome.value[4] != one.outcome.value[4]
+
+
+@flow
+async def counting_down(n: int) -> int:
+    await double(n)
+    if n == 0:
+        return n
+    await continue_as_less(n)
+    raise AssertionError
+
+
+async def continue_as_less(n: int) -> None:
+    try:
+        await continue_as(n - 1)
+    except Exception as error:  # it must not be caught here
+        raise AssertionError from error
+
+
+def test_continue_as_ends_the_generation_with_a_new_input():
+    driving = drive(counting_down(3))
+
+    assert isinstance(driving.outcome, Continued)
+    assert driving.outcome.input.data == b'{"n":2}'
+    assert driving.asked == []
+
+
+@flow
+async def continuing_in_a_branch() -> None:
+    await gather(continue_in_a_branch())
+
+
+async def continue_in_a_branch() -> None:
+    continue_as(2)
+
+
+def test_continue_as_is_refused_inside_a_gather():
+    assert "not inside a gather" in Driving(continuing_in_a_branch()).outcome.text
+
+
+@step
+def undo(n: int) -> None:
+    return None
+
+
+@flow
+async def cleaning() -> str:
+    try:
+        await gather(double(1), twice(2), *[double(n) for n in range(3)], limit=3)
+    except Cancelled:
+        await gather(undo(1), undo(2))
+        return "cleaned"
+    return "not cancelled"
+
+
+def test_a_cancellation_is_raised_once_in_every_open_await_and_clean_up_follows():
+    driving = Driving(cleaning())
+    driving.driver.take_new()
+
+    driving.cancel()
+    driving.cancel()
+
+    assert driving.asked == ["gather#2.1/undo#1", "gather#2.2/undo#1"]
+    assert [str(key) for key in driving.driver.take_dropped()] == [
+        "gather#1.1/double#1",
+        "gather#1.2/double#1",
+        "gather#1.3/double#1",
+    ]
+    driving.commit("gather#2.1/undo#1")
+    driving.commit("gather#2.2/undo#1")
+    assert driving.outcome.value == "cleaned"
+
+
+def test_a_late_commit_of_what_a_cancellation_has_ended_is_no_difference():
+    driving = Driving(cleaning())
+    late = driving.ask("gather#1.1/double#1")
+    driving.cancel()
+
+    driving.put(late, status="succeeded", data=b"2", encoding="json")
+
+    assert driving.outcome is None
+    assert [str(key) for key in driving.replayed().asked] == driving.asked
+
+
+def test_an_uncaught_cancellation_cancels_the_run():
+    driving = Driving(straight(1))
+
+    driving.cancel()
+
+    assert isinstance(driving.outcome, WasCancelled)
+
+
+def test_a_cancellation_before_the_start_runs_no_code():
+    driver = Driver(straight, run=Driving(straight(1)).info)
+
+    driver.cancel()
+
+    assert isinstance(driver.outcome, WasCancelled)
+    assert not driver.asked
+
+
+@step(freshness=60)
+def price(item: str) -> float:
+    return 1.5
+
+
+@flow
+async def shopping(pause: float) -> list[float]:
+    first = await price("apple")
+    pear = await price("pear")
+    await sleep(pause)
+    return [first, pear, await price("apple")]
+
+
+def test_a_fresh_result_answers_an_equal_call():
+    driving = Driving(shopping(10))
+    driving.commit("price#1", 1.5)
+    driving.commit("price#2", 2.5)
+
+    driving.put(driving.ask("sleep#1"), status="succeeded", at=BEGIN + timedelta(seconds=60))
+
+    assert driving.outcome.value == [1.5, 2.5, 1.5]
+
+
+def test_a_result_that_is_not_fresh_runs_as_the_next_iteration():
+    driving = Driving(shopping(10))
+    driving.commit("price#1", 1.5)
+    driving.commit("price#2", 2.5)
+
+    driving.put(driving.ask("sleep#1"), status="succeeded", at=BEGIN + timedelta(seconds=61))
+
+    assert driving.asked == ["price#3"]
+
+
+@flow
+async def noting() -> str:
+    here = current()
+    here.note(f"begin {here.tenant}", percent=0)
+    await double(1)
+    here.note("end", percent=100)
+    return f"{here.run_id} {here.budget.tokens}"
+
+
+def test_notes_are_drained():
+    driving = Driving(noting(), budget=Budget(tokens=100))
+    assert driving.driver.take_notes() == [{"text": "begin acme", "percent": 0}]
+
+    driving.commit("double#1", 2, tokens=30)
+
+    assert driving.driver.take_notes() == [{"text": "end", "percent": 100}]
+    assert driving.outcome.value == "run-1 70"
+
+
+def test_a_forgotten_await_warns_as_python_does():
+    @flow
+    async def forgetful() -> None:
+        double(1)  # type: ignore[unused-coroutine]  # what the test is about
+
+    with pytest.warns(RuntimeWarning, match="step double was never awaited"):
+        Driving(forgetful())
+
+
+@flow
+async def stubborn() -> None:
+    try:
+        await gather(double(1), twice(2), double(3), limit=2)
+    finally:
+        await double(4)
+
+
+def test_a_driver_that_is_given_up_leaves_no_warning():
+    driving = Driving(stubborn())
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        driving.driver.close()
+        driving.driver.close()
+
+    assert driving.driver._waiting == {}
+
+
+@flow
+async def long(n: int) -> int:
+    total = 0
+    for _ in range(n):
+        total = await double(1)
+    return total
+
+
+def test_feeding_a_record_costs_the_same_however_long_the_history():
+    driving = Driving(long(6_000))
+
+    def feed(count: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(count):
+            asked = next(iter(driving.driver.asked.values()))
+            driving.put(asked, status="succeeded", data=b"2", encoding="json")
+        return time.perf_counter() - begin
+
+    feed(1_000)  # warm
+    early = min(feed(500), feed(500))
+    feed(2_500)
+    late = min(feed(500), feed(500))
+
+    assert late < 3 * early  # a rescan of the history would be about 8 times as much
