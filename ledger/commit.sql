@@ -22,7 +22,7 @@ BEGIN
     SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
     SELECT * INTO s FROM steps WHERE run_id = p_run AND generation = p_generation AND path = p_path
         AND step_id = p_step AND iteration = p_iteration FOR NO KEY UPDATE;
-    instant := now();
+    instant := safepoint.now();
     state_version := r.state_version;
     status := r.status;
     -- P3: the answer of an earlier, identical commit was lost.
@@ -172,6 +172,9 @@ BEGIN
                          THEN a || '{"status": "ready"}' ELSE a END) FROM jsonb_array_elements(answer) AS e(a));
         END IF;
     END LOOP;
+    IF p_parked THEN
+        PERFORM park_v1(p_run);  -- a wait that found its mail is ready, and waits for the resume like the others
+    END IF;
     RETURN answer;
 END $$;
 
@@ -210,7 +213,7 @@ END $$;
 CREATE FUNCTION safepoint.touch_artifacts_v1(p_tenant text, p_artifacts jsonb) RETURNS void LANGUAGE sql
 SET search_path = safepoint, pg_temp AS $$
     INSERT INTO artifacts (tenant_id, sha256, size, media_type, created_at, touched_at)
-        SELECT p_tenant, decode(a->>'sha256', 'hex'), (a->>'size')::bigint, a->>'media_type', now(), now() FROM jsonb_array_elements(p_artifacts) AS e(a)
+        SELECT p_tenant, decode(a->>'sha256', 'hex'), (a->>'size')::bigint, a->>'media_type', safepoint.now(), safepoint.now() FROM jsonb_array_elements(p_artifacts) AS e(a)
         ORDER BY a->>'sha256'
     ON CONFLICT (tenant_id, sha256) DO UPDATE SET touched_at = excluded.touched_at
 $$;
@@ -231,7 +234,7 @@ BEGIN
     SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
     SELECT * INTO s FROM steps WHERE run_id = p_run AND generation = p_generation AND path = p_path
         AND step_id = p_step AND iteration = p_iteration FOR NO KEY UPDATE;
-    instant := now();
+    instant := safepoint.now();
     -- P3: committed_token also marks the attempt that a retry ended.
     IF s.committed_token = p_token THEN answer := 'already'; ready_at := s.ready_at; RETURN NEXT; RETURN; END IF;
     IF s.run_id IS NULL OR r.finished_at IS NOT NULL OR s.claim_token IS DISTINCT FROM p_token OR s.status NOT IN ('running', 'ready', 'held') THEN
@@ -274,14 +277,16 @@ SET search_path = safepoint, pg_temp AS $$
 DECLARE
     r runs%ROWTYPE;
     s steps%ROWTYPE;
+    instant timestamptz;
 BEGIN
     SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
     SELECT * INTO s FROM steps WHERE run_id = p_run AND generation = p_generation AND path = p_path
         AND step_id = p_step AND iteration = p_iteration FOR NO KEY UPDATE;
+    instant := safepoint.now();
     IF s.run_id IS NULL OR s.status <> 'running' OR s.claim_token IS DISTINCT FROM p_token THEN RETURN 'lost'; END IF;
     UPDATE steps SET status = 'ready', claim_token = NULL, owner = NULL, lane = s.home_lane, dispatched_at = NULL, dispatches = 0,
-           ready_at = now() + make_interval(secs => p_delay),
-           due_at = CASE WHEN r.holds <> '{}' OR r.paused_at IS NOT NULL THEN 'infinity' ELSE now() + make_interval(secs => p_delay) END
+           ready_at = instant + make_interval(secs => p_delay),
+           due_at = CASE WHEN r.holds <> '{}' OR r.paused_at IS NOT NULL THEN 'infinity' ELSE instant + make_interval(secs => p_delay) END
      WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;
     PERFORM emit_v1(p_run, r.tenant_id, jsonb_build_array(jsonb_build_object('type', 'step.lost', 'key', key_v1(p_path, p_step, p_iteration),
         'data', jsonb_build_object('cause', p_why, 'epoch', s.epoch, 'node', s.owner))));
@@ -291,7 +296,7 @@ BEGIN
     IF r.ending IS NOT NULL OR r.cancel_at IS NOT NULL AND NOT s.cleanup THEN
         UPDATE steps SET status = 'cancelled', due_at = NULL WHERE run_id = p_run AND generation = p_generation
             AND path = p_path AND step_id = p_step AND iteration = p_iteration;
-        PERFORM stop_v1(p_run, now());
+        PERFORM stop_v1(p_run, instant);
     ELSE
         PERFORM refresh_v1(p_run);
     END IF;
