@@ -1,4 +1,4 @@
-"""What people and programs read of runs: lists, one run with all that belongs to it, its events, its history.
+"""What people and programs read of runs: lists, one run with all that belongs to it, its events.
 
 Everything comes back as JSON values, in the form that the public page of the command line promises.
 """
@@ -17,10 +17,9 @@ from .instant import iso
 from .key import Key
 from .reasons import OpenStep, RunFacts, complete, reasons
 from .schema import effect_history, effects, events, identity, runs, steps
-from .steps import Record
 from .why import open_steps
 
-__all__ = ["count_runs", "find_runs", "list_events", "list_runs", "read_history", "read_run"]
+__all__ = ["find_runs", "list_events", "list_runs", "read_run"]
 
 Document = dict[str, Any]
 _FINAL: Final = frozenset({"succeeded", "failed", "cancelled"})
@@ -65,15 +64,6 @@ def list_runs(
     found = connection.execute(query).mappings().all()
     open_ = open_steps(connection, [row["run_id"] for row in found])
     return [_envelope(row, open_.get(row["run_id"], ())) for row in found]
-
-
-def count_runs(
-    connection: Connection, *, tenant: str | None = None, flow: str | None = None, tags: Mapping[str, str] | None = None
-) -> dict[str, int]:
-    """Count runs by status."""
-    conditions = _matching(tenant=tenant, status=(), flow=flow, tags=tags or {})
-    query = select(runs.c.status, func.count()).where(*conditions).group_by(runs.c.status).order_by(runs.c.status)
-    return {row[0]: row[1] for row in connection.execute(query)}
 
 
 def find_runs(connection: Connection, beginning: str, *, limit: int = 5) -> list[UUID]:
@@ -245,23 +235,4 @@ def list_events(connection: Connection, run_id: UUID, *, after: int = 0, limit: 
     return [
         {"id": f"{incarnation}-{seq}", "seq": seq, "v": v, "type": type_, "key": key, "data": parsed(data), "at": at}
         for seq, v, type_, key, data, at in found
-    ]
-
-
-def read_history(connection: Connection, run_id: UUID) -> list[Record]:
-    """Read what a run's flow has been told in its present generation, in the order in which it was committed."""
-    columns = (
-        steps.c.commit_seq, steps.c.generation, steps.c.path, steps.c.step_id, steps.c.iteration, steps.c.kind,
-        steps.c.status, steps.c.input_hash, steps.c.result, steps.c.result_encoding, steps.c.error, steps.c.at,
-        steps.c.tokens, steps.c.usd,
-    )  # fmt: skip
-    query = (
-        select(*columns)
-        .join(runs, runs.c.run_id == steps.c.run_id)
-        .where(steps.c.run_id == run_id, steps.c.commit_seq.is_not(None), steps.c.generation == runs.c.generation)
-        .order_by(steps.c.commit_seq)
-    )
-    return [
-        Record(seq, Key(generation, path, step, iteration), *told)
-        for seq, generation, path, step, iteration, *told in connection.execute(query)
     ]

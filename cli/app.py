@@ -1,0 +1,82 @@
+"""The `safepoint` program: its verbs, and the one place where an error becomes a line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+from . import control, database, demo, enqueue, fleet, processes, reading, replay, up, watch
+from .console import complain
+from .options import LogForm, use_log
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="safepoint",
+    help="Durable AI-agent runs on Celery.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+START = "Start"
+LOOK = "Look"
+ACT = "Act"
+SERVE = "Serve"
+
+VERBS: dict[str, dict[str, Callable[..., None]]] = {
+    START: {"demo": demo.demo, "up": up.up, "enqueue": enqueue.enqueue},
+    LOOK: {
+        "runs": reading.runs, "show": reading.show, "why": reading.why, "watch": watch.watch, "replay": replay.replay,
+        "nodes": fleet.nodes, "lanes": fleet.lanes, "versions": fleet.versions,
+    },
+    ACT: {
+        "cancel": control.cancel, "pause": control.pause, "resume": control.resume, "retry": control.retry,
+        "signal": control.signal, "sweep": control.sweep,
+    },
+    SERVE: {
+        "worker": processes.worker, "relay": processes.relay, "beat": processes.beat, "flower": processes.flower,
+    },
+}  # fmt: skip
+for panel, verbs in VERBS.items():
+    for name, verb in verbs.items():
+        app.command(name, rich_help_panel=panel)(verb)
+app.add_typer(database.app, name="db", rich_help_panel=SERVE)
+
+
+def _version(asked: bool) -> None:  # noqa: FBT001  # typer's signature of a callback
+    if asked:
+        from importlib.metadata import version  # noqa: PLC0415  # only this option needs it
+
+        typer.echo(version("safepoint"))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    log: Annotated[LogForm | None, typer.Option(help="How processes write their log.")] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Durable AI-agent runs on Celery."""
+    del version  # its callback has answered
+    use_log(log)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and end the process."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        app(args=enqueue.with_endless_wait(given), prog_name="safepoint")
+    except Exception as error:  # noqa: BLE001  # the person at the terminal sees it, as a line
+        if os.environ.get("SAFEPOINT_TRACEBACK") == "1":
+            traceback.print_exc()
+        sys.exit(complain(error))
+    sys.exit(0)
