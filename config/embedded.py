@@ -155,10 +155,10 @@ def status(home: Path) -> Status:
 
 
 def _stop(home: Path) -> None:
-    memory = _remember(home)
-    # The broker first: nothing new is handed out while the ledger writes its last commits.
-    Valkey(home, memory.valkey_password).stop()
-    Postgres(home, memory.postgres_password).stop()
+    # The broker first: nothing new is handed out while the ledger writes its last commits. Neither is asked for by
+    # password: what has lost its passwords must be stoppable all the same.
+    Valkey(home, "").stop()
+    Postgres(home, "").stop()
 
 
 def _is_alone(users: int) -> bool:

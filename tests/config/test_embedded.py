@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from redis.retry import Retry
 from safepoint.config import embedded, identity
 from safepoint.config.errors import ConfigError, EmbeddedStackError
 from safepoint.config.postgres import Postgres
-from safepoint.config.process import is_alive
+from safepoint.config.process import ends, is_alive
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="root alone can become somebody else")
 
@@ -129,7 +130,9 @@ def test_a_ctrl_c_reaches_the_servers_only_through_their_user(home, join):
 def test_a_killed_server_is_started_again_with_all_that_was_committed(home, join):
     user = join()
     write(*user.urls)
-    os.kill(postmaster(home), 9)
+    pid = postmaster(home)
+    os.kill(pid, signal.SIGKILL)
+    assert ends(pid, within=10)
 
     with embedded.ensure(home) as stack:
         assert kept(stack.ledger_url, stack.broker_url) == (1, 1)

@@ -23,16 +23,17 @@ def node(host: str, *, silent: int) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("nodes", "code"),
     [
-        ([node(HERE, silent=2)], 0),
-        ([node(HERE, silent=900), node(HERE, silent=2)], 0),
-        ([node(HERE, silent=60)], 1),
-        ([node("elsewhere", silent=2)], 1),
+        ([(HERE, 2)], 0),
+        ([(HERE, 900), (HERE, 2)], 0),
+        ([(HERE, 60)], 1),
+        ([("elsewhere", 2)], 1),
         ([], 1),
     ],
 )
 def test_a_worker_is_healthy_while_the_ledger_hears_from_it(tmp_path, nodes, code):
+    listed = json.dumps([node(host, silent=silent) for host, silent in nodes])
     program = tmp_path / "safepoint"
-    program.write_text(f"#!/bin/sh\necho '{json.dumps(nodes)}'\n")
+    program.write_text(f"#!/bin/sh\necho '{listed}'\n")
     program.chmod(0o755)
     env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
