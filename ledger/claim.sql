@@ -30,7 +30,7 @@ BEGIN
     END IF;
     SELECT * INTO s FROM steps WHERE run_id = p_run AND generation = p_generation AND path = p_path
         AND step_id = p_step AND iteration = p_iteration FOR NO KEY UPDATE;
-    instant := now();
+    instant := safepoint.now();
     SELECT * INTO n FROM nodes WHERE node_id = p_node;
     IF s.run_id IS NULL THEN no := 'stale: no such step';
     ELSIF s.status = 'running' AND s.claim_token = p_token THEN again := true;
@@ -49,7 +49,7 @@ BEGIN
     IF no IS NOT NULL THEN
         -- P14: a refusal never moves due_at later; one that only this node gives sends the step on its way again.
         IF no IN ('draining', 'version') THEN
-            UPDATE steps SET due_at = least(due_at, now()), dispatched_at = NULL WHERE run_id = p_run AND generation = p_generation
+            UPDATE steps SET due_at = least(due_at, instant), dispatched_at = NULL WHERE run_id = p_run AND generation = p_generation
                 AND path = p_path AND step_id = p_step AND iteration = p_iteration AND status = 'ready';
         END IF;
         answer := 'refused'; reason := no; RETURN NEXT; RETURN;
@@ -90,9 +90,10 @@ CREATE FUNCTION safepoint.settle_v1(p_rows jsonb) RETURNS integer LANGUAGE plpgs
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
     n integer;
+    instant timestamptz := safepoint.now();
 BEGIN
     UPDATE steps t SET dispatched_at = x.sent, due_at = x.sent + make_interval(secs => x.after), dispatches = t.dispatches + 1
-      FROM (SELECT s.run_id, s.generation, s.path, s.step_id, s.iteration, now() AS sent, j.after
+      FROM (SELECT s.run_id, s.generation, s.path, s.step_id, s.iteration, instant AS sent, j.after
               FROM jsonb_to_recordset(p_rows) AS j(run uuid, generation integer, path text, step text, iteration integer, due timestamptz, after double precision)
               JOIN steps s ON s.run_id = j.run AND s.generation = j.generation AND s.path = j.path AND s.step_id = j.step AND s.iteration = j.iteration
              WHERE s.status = 'ready' AND s.due_at = j.due

@@ -4,26 +4,27 @@ CREATE FUNCTION safepoint.cancel_v1(p_run uuid, p_by text) RETURNS text LANGUAGE
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
     r runs%ROWTYPE;
-    due timestamptz;
+    instant timestamptz;
 BEGIN
     SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
     IF NOT FOUND THEN RETURN 'unknown'; END IF;
+    instant := safepoint.now();
     IF r.finished_at IS NOT NULL THEN RETURN r.status; END IF;
     IF r.cancel_at IS NOT NULL OR r.ending IS NOT NULL THEN RETURN 'cancelling'; END IF;
     UPDATE steps SET status = 'cancelled', claim_token = NULL, due_at = NULL, reason = NULL
      WHERE run_id = p_run AND status IN ('ready', 'waiting', 'held');
-    UPDATE runs SET cancel_at = now(), status = 'cancelling', updated_at = now(), holds = '{}', paused_at = NULL,
-           reason = jsonb_build_object('code', 'cancelling', 'since', now(), 'text', 'cancelled by ' || coalesce(p_by, 'a person'))
+    UPDATE runs SET cancel_at = instant, status = 'cancelling', updated_at = instant, holds = '{}', paused_at = NULL,
+           reason = jsonb_build_object('code', 'cancelling', 'since', instant, 'text', 'cancelled by ' || coalesce(p_by, 'a person'))
      WHERE run_id = p_run;
     INSERT INTO outbox_messages (tenant_id, run_id, kind, target, due_at, created_at)
-        SELECT tenant_id, p_run, 'child_cancel', run_id, now(), now() FROM runs WHERE parent_run_id = p_run AND finished_at IS NULL;
+        SELECT tenant_id, p_run, 'child_cancel', run_id, instant, instant FROM runs WHERE parent_run_id = p_run AND finished_at IS NULL;
     IF r.state_version = 0 AND NOT EXISTS (SELECT FROM steps WHERE run_id = p_run AND status = 'running') THEN
         UPDATE runs SET ending = 'cancelled' WHERE run_id = p_run;
         RETURN finish_v1(p_run);
     END IF;
     -- The flow hears of it by a step of its own, so that clean-up runs under a claim like everything else (P16).
     INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, kind, name, status, lane, home_lane, due_at, ready_at, cleanup, created_at)
-        VALUES (p_run, r.generation, '', '@cancel', 1, r.tenant_id, 'cancel', r.flow, 'ready', 'online', 'online', now(), now(), true, now())
+        VALUES (p_run, r.generation, '', '@cancel', 1, r.tenant_id, 'cancel', r.flow, 'ready', 'online', 'online', instant, instant, true, instant)
         ON CONFLICT DO NOTHING;
     PERFORM pg_notify('safepoint_relay', '');
     RETURN 'cancelling';
@@ -33,12 +34,14 @@ CREATE FUNCTION safepoint.pause_v1(p_run uuid, p_by text) RETURNS text LANGUAGE 
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
     r runs%ROWTYPE;
+    instant timestamptz;
 BEGIN
     SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
     IF NOT FOUND THEN RETURN 'unknown'; END IF;
+    instant := safepoint.now();
     IF r.finished_at IS NOT NULL OR r.status = 'cancelling' THEN RETURN r.status; END IF;
     IF r.paused_at IS NULL THEN
-        UPDATE runs SET paused_at = now(), updated_at = now() WHERE run_id = p_run;
+        UPDATE runs SET paused_at = instant, updated_at = instant WHERE run_id = p_run;
         PERFORM park_v1(p_run);
         PERFORM refresh_v1(p_run);
     END IF;
@@ -50,17 +53,19 @@ CREATE FUNCTION safepoint.resume_v1(p_run uuid, p_by text, p_code text DEFAULT N
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
     r runs%ROWTYPE;
+    instant timestamptz;
     fresh text;
 BEGIN
     SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
     IF NOT FOUND THEN RETURN 'unknown'; END IF;
+    instant := safepoint.now();
     IF r.finished_at IS NOT NULL OR r.status = 'cancelling' THEN RETURN r.status; END IF;
     IF r.paused_at IS NULL AND r.holds = '{}' THEN RETURN 'running'; END IF;
-    UPDATE runs SET updated_at = now(), paused_at = CASE WHEN p_code IS NULL OR p_code = 'paused' THEN NULL ELSE paused_at END,
+    UPDATE runs SET updated_at = instant, paused_at = CASE WHEN p_code IS NULL OR p_code = 'paused' THEN NULL ELSE paused_at END,
            holds = CASE WHEN p_code IS NULL THEN '{}' ELSE holds - p_code END
      WHERE run_id = p_run RETURNING * INTO r;
     IF r.holds <> '{}' OR r.paused_at IS NOT NULL THEN RETURN refresh_v1(p_run); END IF;
-    UPDATE steps SET status = 'ready', deaths = 0, reason = NULL, ready_at = now(), due_at = now() WHERE run_id = p_run AND status = 'held';
+    UPDATE steps SET status = 'ready', deaths = 0, reason = NULL, ready_at = instant, due_at = instant WHERE run_id = p_run AND status = 'held';
     PERFORM unpark_v1(p_run);
     PERFORM advance_v1(p_run);
     UPDATE runs SET status = 'running', reason = NULL WHERE run_id = p_run AND status IN ('held', 'waiting');
@@ -75,6 +80,7 @@ CREATE FUNCTION safepoint.advance_v1(p_run uuid) RETURNS boolean LANGUAGE plpgsq
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
     r runs%ROWTYPE;
+    instant timestamptz := safepoint.now();
 BEGIN
     SELECT * INTO r FROM runs WHERE run_id = p_run;
     IF r.finished_at IS NOT NULL OR r.ending IS NOT NULL
@@ -82,8 +88,8 @@ BEGIN
         RETURN false;
     END IF;
     INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, kind, name, status, lane, home_lane, due_at, ready_at, cleanup, created_at)
-        SELECT p_run, r.generation, '', '@advance', 1 + count(*), r.tenant_id, 'advance', r.flow, 'ready', 'online', 'online', now(), now(),
-               r.cancel_at IS NOT NULL, now()
+        SELECT p_run, r.generation, '', '@advance', 1 + count(*), r.tenant_id, 'advance', r.flow, 'ready', 'online', 'online', instant, instant,
+               r.cancel_at IS NOT NULL, instant
           FROM steps WHERE run_id = p_run AND generation = r.generation AND path = '' AND step_id = '@advance';
     RETURN true;
 END $$;
@@ -93,19 +99,21 @@ CREATE FUNCTION safepoint.reopen_v1(p_run uuid, p_by text) RETURNS text LANGUAGE
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
     r runs%ROWTYPE;
+    instant timestamptz;
 BEGIN
     SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
     IF NOT FOUND THEN RETURN 'unknown'; END IF;
+    instant := safepoint.now();
     IF r.status <> 'failed' THEN RETURN 'not failed: ' || r.status; END IF;
     IF r.parent_run_id IS NOT NULL AND EXISTS (SELECT FROM mailbox WHERE run_id = r.parent_run_id AND dedupe = 'child:' || p_run) THEN
         RETURN 'refused: its parent has already been told';
     END IF;
     IF EXISTS (SELECT FROM effects WHERE run_id = p_run AND status IN ('executing', 'unknown')) THEN RETURN 'refused: unsettled effects'; END IF;
     IF EXISTS (SELECT FROM steps WHERE run_id = p_run AND kind = 'compensation') THEN RETURN 'refused: compensation has begun'; END IF;
-    IF r.deadline <= now() THEN RETURN 'refused: the deadline has passed'; END IF;
+    IF r.deadline <= instant THEN RETURN 'refused: the deadline has passed'; END IF;
     UPDATE runs SET status = 'running', attempt = attempt + 1, finished_at = NULL, ending = NULL, error = NULL, result = NULL, result_encoding = NULL,
-           reason = NULL, updated_at = now(), state_version = state_version + 1 WHERE run_id = p_run;
-    UPDATE steps SET status = 'ready', commit_seq = NULL, error = NULL, committed_token = NULL, attempt = 1, ready_at = now(), due_at = now(),
+           reason = NULL, updated_at = instant, state_version = state_version + 1 WHERE run_id = p_run;
+    UPDATE steps SET status = 'ready', commit_seq = NULL, error = NULL, committed_token = NULL, attempt = 1, ready_at = instant, due_at = instant,
            dispatched_at = NULL, dispatches = 0, first_claimed_at = NULL, committed_at = NULL
      WHERE run_id = p_run AND generation = r.generation AND status = 'failed' AND kind IN ('step', 'effect')
        -- What ended the run, and what failed beside it in the same gather; a failure that the flow caught stays as it was.
@@ -124,16 +132,17 @@ SET search_path = safepoint, pg_temp AS $$
 DECLARE
     x record;
     n integer := 0;
+    instant timestamptz := safepoint.now();
 BEGIN
-    FOR x IN SELECT run_id, cancel_at, cancel_at <= now() - make_interval(secs => p_cancel_grace) AS overdue FROM runs
-              WHERE finished_at IS NULL AND ending IS NULL AND (deadline <= now() AND cancel_at IS NULL
-                 OR status = 'cancelling' AND cancel_at <= now() - make_interval(secs => p_cancel_grace))
+    FOR x IN SELECT run_id, cancel_at, cancel_at <= instant - make_interval(secs => p_cancel_grace) AS overdue FROM runs
+              WHERE finished_at IS NULL AND ending IS NULL AND (deadline <= instant AND cancel_at IS NULL
+                 OR status = 'cancelling' AND cancel_at <= instant - make_interval(secs => p_cancel_grace))
               ORDER BY run_id LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED LOOP
         IF x.overdue THEN
             UPDATE runs SET ending = 'cancelled' WHERE run_id = x.run_id;
             UPDATE steps SET status = 'cancelled', claim_token = NULL, due_at = NULL WHERE run_id = x.run_id AND status IN ('ready', 'waiting', 'held');
         END IF;
-        PERFORM stop_v1(x.run_id, now());
+        PERFORM stop_v1(x.run_id, safepoint.now());
         n := n + 1;
     END LOOP;
     RETURN n;
@@ -145,8 +154,9 @@ SET search_path = safepoint, pg_temp AS $$
 DECLARE
     x record;
     n integer := 0;
+    instant timestamptz := safepoint.now();
 BEGIN
-    FOR x IN SELECT r.run_id FROM runs r WHERE r.finished_at IS NULL AND r.holds = '{}' AND r.ending IS NULL AND r.updated_at < now() - interval '5 s'
+    FOR x IN SELECT r.run_id FROM runs r WHERE r.finished_at IS NULL AND r.holds = '{}' AND r.ending IS NULL AND r.updated_at < instant - interval '5 s'
                AND NOT EXISTS (SELECT FROM steps s WHERE s.run_id = r.run_id AND s.status IN ('ready', 'running', 'waiting', 'held'))
               ORDER BY r.run_id LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED LOOP
         IF advance_v1(x.run_id) THEN n := n + 1; END IF;
@@ -157,5 +167,5 @@ END $$;
 -- P8: the ledger lost commits; every process that sees another identity drops what it believes.
 CREATE FUNCTION safepoint.restored_v1(p_reason text) RETURNS uuid LANGUAGE sql
 SET search_path = safepoint, pg_temp AS $$
-    UPDATE identity SET incarnation = gen_random_uuid(), reason = p_reason, changed_at = now(), takeover_after = '-infinity' RETURNING incarnation
+    UPDATE identity SET incarnation = gen_random_uuid(), reason = p_reason, changed_at = safepoint.now(), takeover_after = '-infinity' RETURNING incarnation
 $$;

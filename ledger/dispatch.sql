@@ -11,22 +11,22 @@ SET search_path = safepoint, pg_temp AS $$
 DECLARE
     l record;
     room integer;
-    live boolean;
+    instant timestamptz := safepoint.now();
 BEGIN
     FOR l IN SELECT DISTINCT x.name FROM lanes x WHERE NOT x.paused AND EXISTS (
-                 SELECT FROM steps s WHERE s.status = 'ready' AND s.lane = x.name AND s.due_at <= now()) ORDER BY x.name LOOP
+                 SELECT FROM steps s WHERE s.status = 'ready' AND s.lane = x.name AND s.due_at <= instant) ORDER BY x.name LOOP
         room := lane_room_v1(l.name, p_limit);
         CONTINUE WHEN room IS NULL;
         RETURN QUERY
         WITH served AS MATERIALIZED (
             SELECT DISTINCT f FROM nodes n, unnest(n.flows) AS f
-             WHERE n.stopped_at IS NULL AND n.lease_until > now() AND NOT n.draining AND l.name = ANY (n.lanes)
+             WHERE n.stopped_at IS NULL AND n.lease_until > instant AND NOT n.draining AND l.name = ANY (n.lanes)
         ), candidates AS MATERIALIZED (
             (SELECT s.*, true AS straight FROM steps s WHERE s.status = 'ready' AND s.lane = l.name
-                AND (s.kind = 'start' AND s.dispatched_at IS NULL) = false AND s.due_at <= now() ORDER BY s.due_at LIMIT p_limit * 4)
+                AND (s.kind = 'start' AND s.dispatched_at IS NULL) = false AND s.due_at <= instant ORDER BY s.due_at LIMIT p_limit * 4)
             UNION ALL
             (SELECT s.*, false FROM steps s WHERE s.status = 'ready' AND s.lane = l.name
-                AND (s.kind = 'start' AND s.dispatched_at IS NULL) = true AND s.due_at <= now() ORDER BY s.due_at LIMIT p_limit * 10)
+                AND (s.kind = 'start' AND s.dispatched_at IS NULL) = true AND s.due_at <= instant ORDER BY s.due_at LIMIT p_limit * 10)
         ), judged AS MATERIALIZED (
             SELECT c.run_id, c.generation, c.path, c.step_id, c.iteration, c.dispatched_at, c.due_at, c.tenant_id, r.priority, r.deadline,
                    c.straight AND c.dispatched_at IS NULL AS straight,
@@ -50,15 +50,15 @@ BEGIN
              ORDER BY s.run_id, s.generation, s.path, s.step_id, s.iteration
                FOR NO KEY UPDATE OF s SKIP LOCKED
         ), sent AS (
-            UPDATE steps s SET due_at = now() + make_interval(secs => p_grace), dispatched_at = now(),
+            UPDATE steps s SET due_at = instant + make_interval(secs => p_grace), dispatched_at = instant,
                    reason = CASE WHEN s.reason->>'code' IN ('no_worker', 'lane', 'retry') THEN NULL ELSE s.reason END
               FROM locked k WHERE s.run_id = k.run_id AND s.generation = k.generation AND s.path = k.path
                AND s.step_id = k.step_id AND s.iteration = k.iteration
             RETURNING s.run_id, s.generation, s.path, s.step_id, s.iteration, s.kind, s.name, s.lane, s.attempt, s.epoch, s.due_at, s.dispatches
         ), unserved AS (
             -- P15: nothing is sent that nobody serves; a node that registers asks again at once.
-            UPDATE steps s SET due_at = now() + interval '5 s', reason = jsonb_build_object('code', 'no_worker',
-                   'since', coalesce(s.reason->>'since', now()::text), 'text', 'no live worker serves this flow version on lane ' || l.name,
+            UPDATE steps s SET due_at = instant + interval '5 s', reason = jsonb_build_object('code', 'no_worker',
+                   'since', coalesce(s.reason->>'since', instant::text), 'text', 'no live worker serves this flow version on lane ' || l.name,
                    'next', 'start a worker for lane ' || l.name || ' that has the flow, or see safepoint versions')
               FROM (SELECT s.run_id, s.generation, s.path, s.step_id, s.iteration FROM judged j
                       JOIN steps s USING (run_id, generation, path, step_id, iteration)
@@ -66,7 +66,7 @@ BEGIN
              WHERE s.run_id = k.run_id AND s.generation = k.generation AND s.path = k.path AND s.step_id = k.step_id AND s.iteration = k.iteration
         ), waiting_longer AS (
             -- P11: time since dispatch alone is no evidence of loss; asked again later, never sent for that.
-            UPDATE steps s SET due_at = now() + make_interval(secs => p_redispatch)
+            UPDATE steps s SET due_at = instant + make_interval(secs => p_redispatch)
               FROM (SELECT s.run_id, s.generation, s.path, s.step_id, s.iteration FROM judged j
                       JOIN steps s USING (run_id, generation, path, step_id, iteration)
                      WHERE j.is_served AND NOT j.is_sendable AND s.status = 'ready' AND s.due_at = j.due_at FOR NO KEY UPDATE OF s SKIP LOCKED) k
@@ -98,7 +98,7 @@ BEGIN
     END IF;
     SELECT * INTO l FROM lanes WHERE name = p_lane FOR NO KEY UPDATE SKIP LOCKED;
     IF NOT FOUND THEN RETURN NULL; END IF;
-    instant := now();
+    instant := safepoint.now();
     IF l.rate IS NOT NULL THEN
         l.tokens := least(coalesce(l.burst, greatest(l.rate, 1)),
             l.tokens + l.rate * least(extract(epoch FROM instant - greatest(l.refilled_at, instant - interval '1 day')), 86400));
@@ -123,8 +123,8 @@ CREATE FUNCTION safepoint.is_lost_v1(p_lane text, p_dispatched timestamptz, p_re
 SET search_path = safepoint, pg_temp AS $$
     SELECT coalesce(bool_or(
         to_timestamp((n.marks->p_lane->>1)::double precision) > p_dispatched + make_interval(secs => p_redispatch)), false)
-        OR (coalesce(bool_or(n.stopped_at IS NULL AND n.lease_until > now() AND NOT n.draining AND cardinality(n.active) < n.concurrency
-                AND greatest(n.started_at, p_dispatched) < now() - make_interval(secs => p_redispatch)), false)
-            AND coalesce(max(to_timestamp((n.marks->p_lane->>0)::double precision)), '-infinity') < now() - make_interval(secs => p_redispatch))
-      FROM nodes n WHERE p_lane = ANY (n.lanes) AND n.lease_until > now() - interval '1 hour'
+        OR (coalesce(bool_or(n.stopped_at IS NULL AND n.lease_until > safepoint.now() AND NOT n.draining AND cardinality(n.active) < n.concurrency
+                AND greatest(n.started_at, p_dispatched) < safepoint.now() - make_interval(secs => p_redispatch)), false)
+            AND coalesce(max(to_timestamp((n.marks->p_lane->>0)::double precision)), '-infinity') < safepoint.now() - make_interval(secs => p_redispatch))
+      FROM nodes n WHERE p_lane = ANY (n.lanes) AND n.lease_until > safepoint.now() - interval '1 hour'
 $$;

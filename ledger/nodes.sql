@@ -5,21 +5,23 @@ CREATE FUNCTION safepoint.register_v1(
 ) RETURNS TABLE (incarnation uuid, server_started timestamptz, db_now timestamptz) LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 #variable_conflict use_column
+DECLARE
+    instant timestamptz := safepoint.now();
 BEGIN
     INSERT INTO nodes (node_id, kind, host, pid, lanes, flows, steps, concurrency, lock_key, server_started, started_at, beat_at, lease_until)
         VALUES (p_node, p_kind, p_host, p_pid, p_lanes, p_flows, p_steps, p_concurrency, p_lock_key, pg_postmaster_start_time(),
-                now(), now(), now() + make_interval(secs => p_lease))
+                instant, instant, instant + make_interval(secs => p_lease))
         ON CONFLICT (node_id) DO UPDATE SET lock_key = excluded.lock_key, server_started = excluded.server_started,
             lease_until = excluded.lease_until, beat_at = excluded.beat_at, flows = excluded.flows, steps = excluded.steps, stopped_at = NULL;
     INSERT INTO flows (name, version, versions, registered_at)
-        SELECT v->>'name', v->>'version', coalesce(v->'versions', '{}'), now() FROM jsonb_array_elements(p_versions) AS e(v) ORDER BY 1, 2
+        SELECT v->>'name', v->>'version', coalesce(v->'versions', '{}'), instant FROM jsonb_array_elements(p_versions) AS e(v) ORDER BY 1, 2
         ON CONFLICT (name, version) DO UPDATE SET versions = excluded.versions;
     -- P15: what waited for somebody who serves it is asked again at once.
-    UPDATE steps SET due_at = now() WHERE ctid IN (
-        SELECT ctid FROM steps WHERE status = 'ready' AND reason->>'code' = 'no_worker' AND due_at > now() AND due_at < 'infinity'
+    UPDATE steps SET due_at = instant WHERE ctid IN (
+        SELECT ctid FROM steps WHERE status = 'ready' AND reason->>'code' = 'no_worker' AND due_at > instant AND due_at < 'infinity'
           LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED);
     PERFORM pg_notify('safepoint_relay', '');
-    RETURN QUERY SELECT i.incarnation, pg_postmaster_start_time(), now() FROM identity i;
+    RETURN QUERY SELECT i.incarnation, pg_postmaster_start_time(), instant FROM identity i;
 END $$;
 
 CREATE FUNCTION safepoint.beat_v1(p_node text, p_active uuid[], p_marks jsonb, p_lease double precision, p_draining boolean)
@@ -28,9 +30,10 @@ SET search_path = safepoint, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     registered timestamptz;
+    instant timestamptz := safepoint.now();
 BEGIN
-    UPDATE nodes SET previous_beat_at = beat_at, previous_active = active, beat_at = now(), active = p_active, marks = p_marks,
-           lease_until = now() + make_interval(secs => p_lease), draining = draining OR p_draining
+    UPDATE nodes SET previous_beat_at = beat_at, previous_active = active, beat_at = instant, active = p_active, marks = p_marks,
+           lease_until = instant + make_interval(secs => p_lease), draining = draining OR p_draining
      WHERE node_id = p_node AND stopped_at IS NULL RETURNING nodes.server_started INTO registered;
     known := FOUND;
     server_started := pg_postmaster_start_time();
@@ -45,7 +48,7 @@ END $$;
 
 CREATE FUNCTION safepoint.stop_node_v1(p_node text) RETURNS void LANGUAGE sql
 SET search_path = safepoint, pg_temp AS $$
-    UPDATE nodes SET stopped_at = now(), lease_until = now(), active = '{}' WHERE node_id = p_node AND stopped_at IS NULL
+    UPDATE nodes SET stopped_at = safepoint.now(), lease_until = safepoint.now(), active = '{}' WHERE node_id = p_node AND stopped_at IS NULL
 $$;
 
 -- A step's executor is gone. Confirms it under the locks (the finding may be stale), then the step goes to the recovery lane (P9); the token stays
@@ -59,6 +62,7 @@ DECLARE
     r runs%ROWTYPE;
     s steps%ROWTYPE;
     n nodes%ROWTYPE;
+    instant timestamptz;
     gone boolean;
     poison boolean;
     parked boolean;
@@ -68,23 +72,24 @@ BEGIN
         AND step_id = p_step AND iteration = p_iteration FOR NO KEY UPDATE;
     IF s.run_id IS NULL OR s.status <> 'running' OR s.claim_token IS DISTINCT FROM p_token THEN RETURN 'moved'; END IF;
     SELECT * INTO n FROM nodes WHERE node_id = s.owner;
+    instant := safepoint.now();
     gone := CASE p_cause
-        WHEN 'lease' THEN n.node_id IS NULL OR n.lease_until <= now()
+        WHEN 'lease' THEN n.node_id IS NULL OR n.lease_until <= instant
         WHEN 'node' THEN n.node_id IS NULL OR n.stopped_at IS NOT NULL OR NOT has_lock_v1(n.lock_key) AND n.server_started = pg_postmaster_start_time()
-        WHEN 'timeout' THEN s.expires_at <= now()
-        WHEN 'unnamed' THEN n.lease_until > now() AND s.claimed_at < n.previous_beat_at AND NOT (p_token = ANY (n.active || n.previous_active))
+        WHEN 'timeout' THEN s.expires_at <= instant
+        WHEN 'unnamed' THEN n.lease_until > instant AND s.claimed_at < n.previous_beat_at AND NOT (p_token = ANY (n.active || n.previous_active))
         WHEN 'child' THEN s.owner_pid = p_pid AND s.owner_pid_start = p_pid_start
         WHEN 'released' THEN s.owner_pid = p_pid AND s.owner_pid_start = p_pid_start
         ELSE false END;
     IF NOT coalesce(gone, false) THEN RETURN 'alive'; END IF;
     parked := r.holds <> '{}' OR r.paused_at IS NOT NULL;
     poison := p_deadly AND s.deaths + 1 > p_max_deaths;
-    UPDATE steps SET status = CASE WHEN poison THEN 'held' ELSE 'ready' END, owner = NULL, dispatched_at = NULL, dispatches = 0, ready_at = now(),
+    UPDATE steps SET status = CASE WHEN poison THEN 'held' ELSE 'ready' END, owner = NULL, dispatched_at = NULL, dispatches = 0, ready_at = instant,
            lane = CASE p_cause WHEN 'released' THEN s.home_lane ELSE p_lane END,
-           due_at = CASE WHEN parked OR poison THEN 'infinity'::timestamptz ELSE now() END,
+           due_at = CASE WHEN parked OR poison THEN 'infinity'::timestamptz ELSE instant END,
            recoveries = s.recoveries + (p_cause NOT IN ('released', 'timeout'))::integer, deaths = s.deaths + p_deadly::integer,
            pending_error = CASE p_cause WHEN 'timeout' THEN jsonb_build_object('type', 'StepTimeout', 'message', 'the attempt ran past its timeout') ELSE s.pending_error END,
-           reason = CASE WHEN poison THEN jsonb_build_object('code', 'poison', 'since', now(), 'text', 'its worker died under it ' || (s.deaths + 1) || ' times') END
+           reason = CASE WHEN poison THEN jsonb_build_object('code', 'poison', 'since', instant, 'text', 'its worker died under it ' || (s.deaths + 1) || ' times') END
      WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;
     UPDATE effects SET status = 'unknown', version = version + 1 WHERE run_id = p_run AND generation = p_generation AND path = p_path
         AND step_id = p_step AND iteration = p_iteration AND status = 'executing';
@@ -93,7 +98,7 @@ BEGIN
     IF r.ending IS NOT NULL OR r.cancel_at IS NOT NULL AND NOT s.cleanup THEN
         UPDATE steps SET status = 'cancelled', claim_token = NULL, due_at = NULL, reason = NULL WHERE run_id = p_run AND generation = p_generation
             AND path = p_path AND step_id = p_step AND iteration = p_iteration;
-        PERFORM stop_v1(p_run, now());
+        PERFORM stop_v1(p_run, instant);
     ELSIF poison THEN
         PERFORM hold_v1(p_run, 'poison', 'the worker died under step ' || key_v1(p_path, p_step, p_iteration) || ' ' || (s.deaths + 1) || ' times',
             'safepoint resume ' || p_run, p_evidence);

@@ -6,11 +6,12 @@ SET search_path = safepoint, pg_temp AS $$
 DECLARE
     n integer := jsonb_array_length(p_events);
     last integer;
+    instant timestamptz := safepoint.now();
 BEGIN
     IF n = 0 THEN RETURN NULL; END IF;
     UPDATE runs SET event_seq = event_seq + n WHERE run_id = p_run RETURNING event_seq INTO last;
     INSERT INTO events (run_id, seq, tenant_id, type, key, data, at)
-        SELECT p_run, last - n + e.ord, p_tenant, e.v->>'type', e.v->>'key', coalesce(e.v->'data', '{}'), now()
+        SELECT p_run, last - n + e.ord, p_tenant, e.v->>'type', e.v->>'key', coalesce(e.v->'data', '{}'), instant
           FROM jsonb_array_elements(p_events) WITH ORDINALITY AS e(v, ord);
     RETURN last;
 END $$;
@@ -23,13 +24,14 @@ CREATE FUNCTION safepoint.finish_v1(p_run uuid) RETURNS text LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
     r runs%ROWTYPE;
+    instant timestamptz := safepoint.now();
 BEGIN
     SELECT * INTO r FROM runs WHERE run_id = p_run;
     IF r.ending IS NULL OR r.finished_at IS NOT NULL THEN RETURN r.status; END IF;
     IF EXISTS (SELECT FROM steps WHERE run_id = p_run AND status = 'running')
        OR EXISTS (SELECT FROM effects WHERE run_id = p_run AND status IN ('executing', 'unknown')) THEN
         IF r.status <> 'cancelling' THEN
-            UPDATE runs SET status = 'cancelling', updated_at = now() WHERE run_id = p_run;
+            UPDATE runs SET status = 'cancelling', updated_at = instant WHERE run_id = p_run;
         END IF;
         RETURN 'cancelling';
     END IF;
@@ -37,12 +39,12 @@ BEGIN
      WHERE run_id = p_run AND status IN ('ready', 'waiting', 'held');
     PERFORM emit_v1(p_run, r.tenant_id, jsonb_build_array(jsonb_build_object('type', 'run.' || r.ending,
         'data', jsonb_strip_nulls(jsonb_build_object('error', r.error)))));
-    UPDATE runs SET status = r.ending, reason = NULL, holds = '{}', finished_at = now(), updated_at = now(), current_node = NULL
+    UPDATE runs SET status = r.ending, reason = NULL, holds = '{}', finished_at = instant, updated_at = instant, current_node = NULL
      WHERE run_id = p_run;
     -- P30: the parent hears of it by mail; the two runs are never locked together.
     IF r.parent_run_id IS NOT NULL THEN
         INSERT INTO outbox_messages (tenant_id, run_id, kind, target, due_at, created_at)
-            VALUES (r.tenant_id, p_run, 'child_end', r.parent_run_id, now(), now());
+            VALUES (r.tenant_id, p_run, 'child_end', r.parent_run_id, instant, instant);
         PERFORM pg_notify('safepoint_relay', '');
     END IF;
     PERFORM pg_notify('safepoint_run', p_run::text);
@@ -54,6 +56,7 @@ CREATE FUNCTION safepoint.refresh_v1(p_run uuid) RETURNS text LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
     r runs%ROWTYPE;
+    instant timestamptz := safepoint.now();
     w record;
     fresh text;
     why jsonb;
@@ -66,7 +69,7 @@ BEGIN
     ELSIF r.paused_at IS NOT NULL THEN
         fresh := 'waiting';
         why := jsonb_build_object('code', 'paused', 'since', r.paused_at, 'text', 'paused by a person', 'next', 'safepoint resume ' || p_run);
-    ELSIF EXISTS (SELECT FROM steps WHERE run_id = p_run AND (status = 'running' OR status = 'ready' AND ready_at <= now())) THEN
+    ELSIF EXISTS (SELECT FROM steps WHERE run_id = p_run AND (status = 'running' OR status = 'ready' AND ready_at <= instant)) THEN
         fresh := CASE WHEN r.status = 'queued' THEN 'queued' ELSE 'running' END;
     ELSE
         SELECT s.reason, s.kind, s.name, s.due_at, s.created_at, s.ready_at, s.status INTO w FROM steps s
@@ -76,7 +79,7 @@ BEGIN
         why := CASE WHEN r.status = 'queued' THEN NULL ELSE w.reason END;
     END IF;
     IF fresh IS DISTINCT FROM r.status OR why IS DISTINCT FROM r.reason THEN
-        UPDATE runs SET status = fresh, reason = why, updated_at = now() WHERE run_id = p_run;
+        UPDATE runs SET status = fresh, reason = why, updated_at = instant WHERE run_id = p_run;
         IF fresh <> r.status AND fresh IN ('waiting', 'held') THEN
             PERFORM emit_v1(p_run, r.tenant_id, jsonb_build_array(jsonb_build_object('type', 'run.' || fresh, 'data', coalesce(why, '{}'))));
         END IF;
@@ -92,17 +95,19 @@ $$;
 
 CREATE FUNCTION safepoint.unpark_v1(p_run uuid) RETURNS void LANGUAGE sql
 SET search_path = safepoint, pg_temp AS $$
-    UPDATE steps SET due_at = greatest(ready_at, now()), dispatched_at = NULL
+    UPDATE steps SET due_at = greatest(ready_at, safepoint.now()), dispatched_at = NULL
      WHERE run_id = p_run AND status = 'ready' AND due_at = 'infinity'
 $$;
 
 -- G9, P29: stops claims, not commits. Several reasons may stand at once, each under a name of its own.
 CREATE FUNCTION safepoint.hold_v1(p_run uuid, p_code text, p_text text, p_next text, p_detail jsonb) RETURNS void LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
+DECLARE
+    instant timestamptz := safepoint.now();
 BEGIN
-    UPDATE runs SET updated_at = now(),
+    UPDATE runs SET updated_at = instant,
            holds = holds || jsonb_build_object(p_code, jsonb_build_object(
-               'code', p_code, 'since', now(), 'text', p_text, 'next', p_next, 'detail', coalesce(p_detail, '{}')))
+               'code', p_code, 'since', instant, 'text', p_text, 'next', p_next, 'detail', coalesce(p_detail, '{}')))
      WHERE run_id = p_run;
     PERFORM park_v1(p_run);
     PERFORM refresh_v1(p_run);

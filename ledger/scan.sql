@@ -11,12 +11,13 @@ SET search_path = safepoint, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     i identity%ROWTYPE;
-    instant timestamptz := now();
+    instant timestamptz;
     alive timestamptz;
     line text;
 BEGIN
     ran := false; frozen := true;
     IF NOT pg_try_advisory_xact_lock(hashtext('safepoint.scan')) THEN RETURN NEXT; RETURN; END IF;
+    instant := safepoint.now();
     SELECT * INTO i FROM identity;
     IF i.last_scan_at > instant - make_interval(secs => p_interval * 0.5) AND i.server_started = pg_postmaster_start_time() THEN
         RETURN NEXT; RETURN;
@@ -55,19 +56,21 @@ CREATE FUNCTION safepoint.chores_v1(p_limit integer, p_cancel_grace double preci
 ) LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 #variable_conflict use_column
+DECLARE
+    instant timestamptz := safepoint.now();
 BEGIN
     fired := fire_due_v1(p_limit);
     ended := expire_runs_v1(p_limit, p_cancel_grace);
     -- A stalled run is a bug's work, and looking for one costs a pass over the live runs: now and then is enough.
-    UPDATE identity SET stalled_checked_at = now() WHERE stalled_checked_at < now() - interval '30 s';
+    UPDATE identity SET stalled_checked_at = instant WHERE stalled_checked_at < instant - interval '30 s';
     revived := CASE WHEN FOUND THEN revive_stalled_v1(p_limit) ELSE 0 END;
     delivered := deliver_v1(p_limit);
     SELECT count(*) FILTER (WHERE x.dispatched_at IS NULL), count(*) FILTER (WHERE x.dispatched_at IS NOT NULL) INTO undelivered, unsettled FROM (
         SELECT s.dispatched_at FROM lanes l JOIN LATERAL (
             (SELECT dispatched_at FROM steps s WHERE s.status = 'ready' AND s.lane = l.name AND (s.kind = 'start' AND s.dispatched_at IS NULL) = false
-                AND s.due_at <= now() LIMIT p_limit)
+                AND s.due_at <= instant LIMIT p_limit)
             UNION ALL
             (SELECT dispatched_at FROM steps s WHERE s.status = 'ready' AND s.lane = l.name AND (s.kind = 'start' AND s.dispatched_at IS NULL) = true
-                AND s.due_at <= now() LIMIT p_limit)) s ON true) x;
+                AND s.due_at <= instant LIMIT p_limit)) s ON true) x;
     RETURN NEXT;
 END $$;

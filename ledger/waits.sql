@@ -9,21 +9,23 @@ DECLARE
     r runs%ROWTYPE;
     m mailbox%ROWTYPE;
     w steps%ROWTYPE;
+    instant timestamptz;
 BEGIN
     SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
     IF NOT FOUND THEN RETURN 'unknown'; END IF;
+    instant := safepoint.now();
     IF r.finished_at IS NOT NULL THEN RETURN 'final'; END IF;
     INSERT INTO mailbox (run_id, tenant_id, kind, name, status, payload, encoding, error, sender, dedupe, created_at)
-        VALUES (p_run, r.tenant_id, p_kind, p_name, p_status, p_payload, p_encoding, p_error, p_sender, p_dedupe, now())
+        VALUES (p_run, r.tenant_id, p_kind, p_name, p_status, p_payload, p_encoding, p_error, p_sender, p_dedupe, instant)
         ON CONFLICT (run_id, dedupe) DO NOTHING RETURNING * INTO m;
     IF m.id IS NULL THEN RETURN 'duplicate'; END IF;
     SELECT * INTO w FROM steps s WHERE s.run_id = p_run AND s.status = 'waiting' AND s.kind = p_kind AND s.generation = r.generation
         AND (s.name = p_name OR p_kind = 'child' AND key_v1(s.path, s.step_id, s.iteration) = p_name)
         -- P7: the clock decides, not the moment a scan comes by; an expired wait takes no mail.
-        AND (s.due_at IS NULL OR s.due_at > now())
+        AND (s.due_at IS NULL OR s.due_at > instant)
         ORDER BY s.created_at, s.path, s.iteration LIMIT 1 FOR NO KEY UPDATE;
     IF NOT FOUND THEN RETURN 'stored'; END IF;
-    PERFORM consume_v1(m, w.generation, w.path, w.step_id, w.iteration, now());
+    PERFORM consume_v1(m, w.generation, w.path, w.step_id, w.iteration, instant);
     IF r.holds <> '{}' OR r.paused_at IS NOT NULL THEN PERFORM park_v1(p_run); END IF;
     PERFORM refresh_v1(p_run);
     PERFORM pg_notify('safepoint_relay', '');
@@ -36,17 +38,18 @@ SET search_path = safepoint, pg_temp AS $$
 DECLARE
     x record;
     n integer := 0;
+    instant timestamptz := safepoint.now();
 BEGIN
     FOR x IN SELECT q.run_id FROM (SELECT DISTINCT s.run_id FROM (
-                 SELECT run_id FROM steps WHERE status = 'waiting' AND due_at <= now() ORDER BY due_at LIMIT p_limit) s) d
+                 SELECT run_id FROM steps WHERE status = 'waiting' AND due_at <= instant ORDER BY due_at LIMIT p_limit) s) d
               JOIN runs q USING (run_id) ORDER BY q.run_id FOR NO KEY UPDATE OF q SKIP LOCKED LOOP
-        UPDATE steps s SET status = 'ready', reason = NULL, ready_at = now(), dispatched_at = NULL,
-               due_at = CASE WHEN r.holds <> '{}' OR r.paused_at IS NOT NULL THEN 'infinity' ELSE now() END,
+        UPDATE steps s SET status = 'ready', reason = NULL, ready_at = instant, dispatched_at = NULL,
+               due_at = CASE WHEN r.holds <> '{}' OR r.paused_at IS NOT NULL THEN 'infinity' ELSE instant END,
                outcome = CASE s.kind WHEN 'timer' THEN '{"status": "succeeded"}'::jsonb
                    WHEN 'approval' THEN '{"status": "expired"}'::jsonb
                    ELSE jsonb_build_object('status', 'failed', 'error', jsonb_build_object('type', 'TimeoutError',
                         'message', 'no ' || s.kind || ' ' || s.name || ' came in time')) END
-          FROM runs r WHERE r.run_id = x.run_id AND s.run_id = x.run_id AND s.status = 'waiting' AND s.due_at <= now();
+          FROM runs r WHERE r.run_id = x.run_id AND s.run_id = x.run_id AND s.status = 'waiting' AND s.due_at <= instant;
         IF FOUND THEN
             n := n + 1;
             PERFORM refresh_v1(x.run_id);
@@ -62,8 +65,9 @@ DECLARE
     x outbox_messages%ROWTYPE;
     c runs%ROWTYPE;
     n integer := 0;
+    instant timestamptz := safepoint.now();
 BEGIN
-    FOR x IN SELECT * FROM outbox_messages WHERE due_at <= now() AND kind IN ('child_end', 'child_cancel')
+    FOR x IN SELECT * FROM outbox_messages WHERE due_at <= instant AND kind IN ('child_end', 'child_cancel')
               ORDER BY target, id LIMIT p_limit LOOP
         PERFORM FROM runs WHERE run_id = x.target FOR NO KEY UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
