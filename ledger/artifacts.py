@@ -1,4 +1,4 @@
-"""Values too large for a row: stored once for each tenant under their sha-256, through fsspec, so a folder and S3 alike.
+"""Values too large for a row: stored once for each tenant under their sha-256, through fsspec: a folder or S3 alike.
 
 A blob is complete or absent, and is checked when it is read. The row that says it is in use is touched by the commit
 that refers to it (P40); a blob without one is garbage.
@@ -11,6 +11,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from io import BytesIO
@@ -24,7 +25,7 @@ import orjson
 from .codec import ARTIFACT, Encoded
 from .errors import ArtifactCorrupt, ArtifactMissing, ArtifactStoreUnavailable
 
-__all__ = ["Store", "externalize", "internalize"]
+__all__ = ["Store", "TenantStore", "externalize", "internalize"]
 
 # A blob older than this is written again instead of being relied on, so that what collects garbage by age cannot take
 # it between the look and the commit that refers to it.
@@ -149,6 +150,18 @@ class Store:
             if type(error).__module__.split(".")[0] not in {"botocore", "aiobotocore", "aiohttp", "gcsfs", "azure"}:
                 raise
             raise ArtifactStoreUnavailable(text=f"{self._shown}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStore:
+    """One tenant's part of a store: what an `Artifact` is read from."""
+
+    store: Store
+    tenant: str
+
+    def open(self, sha256: str, /) -> BinaryIO:
+        """Open a blob of the tenant's."""
+        return self.store.open(self.tenant, sha256)
 
 
 def externalize(encoded: Encoded, *, tenant: str, store: Store, threshold: int) -> Encoded:

@@ -39,8 +39,8 @@ $$;
 
 -- Accepts the runs of a JSON array. Answers a row for each: `new`, `same` (its key or its id was accepted before, with this input), or why not:
 -- `conflict` (the key's other run is run_id), `unknown` (the flow), `bad` (detail names the field), `taken` (the id is another run's),
--- `elsewhere` (this is not the ledger that the caller means). One bad request and nothing is written; of several requests a conflict is raised
--- instead, because the keys of the others are written by then.
+-- `elsewhere` (this is not the ledger that the caller means). A single request that is refused has written nothing, and the transaction it is
+-- in goes on; of several requests a refusal is raised, so that no part of them stays.
 -- Lock order: keys in byte order, then the new rows. A key waits for its first writer and sees it, in whichever transaction that is.
 -- SECURITY DEFINER: an app's role needs USAGE on the schema and EXECUTE on this function, and no right on any table.
 CREATE FUNCTION safepoint.enqueue_v1(p_requests json, p_ledger uuid DEFAULT NULL)
@@ -88,8 +88,11 @@ BEGIN
                               AND v.name || '@' || v.version = ANY (n.flows)) DESC, v.registered_at DESC, v.version DESC LIMIT 1) AS f ON true);
     SELECT x.* INTO bad FROM unnest(rows) AS x WHERE x.fault IS NOT NULL ORDER BY x.n LIMIT 1;
     IF FOUND THEN
-        RETURN QUERY SELECT bad.n, NULL::uuid, CASE bad.fault WHEN 'unknown' THEN 'unknown' ELSE 'bad' END, bad.fault;
-        RETURN;
+        verdict := CASE bad.fault WHEN 'unknown' THEN 'unknown' ELSE 'bad' END;
+        detail := CASE bad.fault WHEN 'unknown' THEN bad.flow ELSE bad.fault END;
+        IF cardinality(rows) > 1 THEN PERFORM refuse_v1(verdict, detail, NULL); END IF;
+        n := bad.n;
+        RETURN NEXT; RETURN;
     END IF;
     IF EXISTS (SELECT FROM unnest(rows) AS x WHERE x.key IS NOT NULL) THEN
         WITH written AS (
@@ -112,9 +115,10 @@ BEGIN
     RETURN QUERY
         SELECT x.n, coalesce(k.run_id, x.run_id), CASE
                    WHEN x.run_id IN (SELECT unnest(made)) THEN 'new'
-                   WHEN k.flow <> x.flow OR k.input_hash <> x.hash THEN refuse_many_v1(x, k.run_id, cardinality(rows))
+                   WHEN k.flow <> x.flow OR k.input_hash <> x.hash THEN CASE WHEN cardinality(rows) > 1 THEN refuse_v1('conflict', x.key, k.run_id) ELSE 'conflict' END
                    WHEN k.run_id <> x.run_id THEN 'same'
-                   WHEN (SELECT (r.tenant_id, r.flow) <> (x.tenant, x.flow) FROM runs r WHERE r.run_id = x.run_id) THEN 'taken'
+                   WHEN (SELECT (r.tenant_id, r.flow) <> (x.tenant, x.flow) FROM runs r WHERE r.run_id = x.run_id)
+                       THEN CASE WHEN cardinality(rows) > 1 THEN refuse_v1('taken', x.run_id::text, x.run_id) ELSE 'taken' END
                    ELSE 'same' END, x.key
           -- OFFSET 0 keeps this a look-up by the key's index for each row; flattened, the planner would hash the whole table.
           FROM unnest(rows) AS x LEFT JOIN LATERAL (
@@ -123,13 +127,22 @@ BEGIN
          ORDER BY x.n;
 END $$;
 
-CREATE FUNCTION safepoint.refuse_many_v1(x safepoint.new_run_v1, p_owner uuid, p_of integer) RETURNS text LANGUAGE plpgsql
+-- Raises what a verdict says; the detail is for programs.
+CREATE FUNCTION safepoint.refuse_v1(p_verdict text, p_detail text, p_run uuid) RETURNS text LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 BEGIN
-    IF p_of > 1 THEN
-        RAISE EXCEPTION 'the key % was used for run % with another input', x.key, p_owner USING ERRCODE = 'SP001', DETAIL = p_owner::text, HINT = x.key;
-    END IF;
-    RETURN 'conflict';
+    CASE p_verdict
+        WHEN 'conflict' THEN
+            RAISE EXCEPTION 'the key % was used for run % with another input', p_detail, p_run
+                USING ERRCODE = 'SP001', DETAIL = p_run::text, HINT = p_detail;
+        WHEN 'unknown' THEN
+            RAISE EXCEPTION 'flow %: no worker has served it yet; name its version, or start a worker that has it', p_detail
+                USING ERRCODE = 'SP003', DETAIL = p_detail;
+        WHEN 'taken' THEN
+            RAISE EXCEPTION 'run_id %: another run has this id', p_run USING ERRCODE = 'SP004', DETAIL = p_run::text;
+        ELSE
+            RAISE EXCEPTION '%', p_detail USING ERRCODE = 'SP002', DETAIL = p_detail;
+    END CASE;
 END $$;
 
 -- Runs, each with its @start#1 step (P16) and its first event; answers those that are new. A repeat with the same id changes nothing.
@@ -188,16 +201,6 @@ BEGIN
     SELECT * INTO answer FROM enqueue_v1(json_build_array(json_build_object('n', 0, 'run_id', run_id, 'flow', flow, 'version', version,
         'versions', versions, 'input', input, 'tenant', tenant, 'key', key, 'deadline', deadline, 'start_at', start_at, 'budget', budget,
         'priority', priority, 'tags', tags, 'conversation', conversation)));
-    CASE answer.verdict
-        WHEN 'new', 'same' THEN RETURN answer.run_id;
-        WHEN 'conflict' THEN
-            RAISE EXCEPTION 'the key % was used for run % with another input', key, answer.run_id
-                USING ERRCODE = 'SP001', DETAIL = answer.run_id::text, HINT = key;
-        WHEN 'unknown' THEN
-            RAISE EXCEPTION 'flow %: no worker has served it yet; name its version, or start a worker that has it', flow USING ERRCODE = 'SP003';
-        WHEN 'taken' THEN
-            RAISE EXCEPTION 'run_id %: another run has this id', run_id USING ERRCODE = 'SP004';
-        ELSE
-            RAISE EXCEPTION '%', answer.detail USING ERRCODE = 'SP002';
-    END CASE;
+    IF answer.verdict NOT IN ('new', 'same') THEN PERFORM refuse_v1(answer.verdict, answer.detail, answer.run_id); END IF;
+    RETURN answer.run_id;
 END $$;

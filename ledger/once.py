@@ -19,7 +19,7 @@ __all__ = ["get", "put"]
 def get(connection: Connection, run_id: UUID, key: Key, *, name: str) -> Encoded | None:
     """Return the part of that name, whichever attempt has written it; None when none has."""
     row = connection.execute(
-        # The primary key's index. No fence: reading changes nothing, and who has lost its claim is refused when it writes.
+        # The primary key's index. No fence: who has lost its claim is refused when it writes.
         "SELECT data, encoding FROM safepoint.once WHERE run_id = %s AND generation = %s AND path = %s AND step_id = %s"
         " AND iteration = %s AND name = %s",
         (run_id, key.generation, key.path, key.step_id, key.iteration, name),
@@ -27,7 +27,7 @@ def get(connection: Connection, run_id: UUID, key: Key, *, name: str) -> Encoded
     return None if row is None else Encoded.of(row[0], encoding=row[1])
 
 
-def put(
+def put(  # noqa: PLR0913  # the parts of one fenced write
     connection: Connection,
     run_id: UUID,
     key: Key,

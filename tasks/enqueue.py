@@ -7,69 +7,119 @@ imported.
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from .budget import Budget
 from .duration import aware, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from .budget import Budget
-    from .client import Run
     from .flow import Call
+    from .run import Run
 
 __all__ = ["EnqueueOptions", "Enqueuer", "enqueuer", "set_enqueuer"]
+
+HIGHEST_PRIORITY: Final = 32_767
+FARTHEST: Final = 100 * 366 * 86_400.0  # seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnqueueOptions:
-    """What is said about a run besides its flow's own arguments."""
+    """What is said about a run besides its arguments; durations count from the enqueue, by the ledger's clock."""
 
     tenant: str = "default"
     key: str | None = None
     deadline: float | timedelta | datetime | None = None
-    budget: Budget | None = None
+    budget: Budget | Mapping[str, float] | None = None
     priority: int = 0
     tags: Mapping[str, str] = field(default_factory=dict)
     conversation: str | None = None
-    start_at: datetime | None = None
+    start_at: float | timedelta | datetime | None = None
     connection: object = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
-        tenant: object = self.tenant
-        if not tenant or not isinstance(tenant, str):
-            msg = f"tenant={self.tenant!r}: accepted is a text that is not empty"
-            raise ValueError(msg)
-        priority: object = self.priority
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            msg = f"priority={self.priority!r}: accepted is a whole number"
-            raise TypeError(msg)
-        if self.start_at is not None:
-            aware(self.start_at, what="start_at")
-        if isinstance(self.deadline, datetime):
-            aware(self.deadline, what="deadline")
-        elif self.deadline is not None:
-            seconds(self.deadline, what="deadline")
-        pairs: list[tuple[object, object]] = list(self.tags.items())
-        wrong = [name for name, value in pairs if not (isinstance(name, str) and isinstance(value, str))]
-        if wrong:
-            msg = f"tags={dict(self.tags)!r}: {wrong[0]!r}: accepted are texts by text"
-            raise TypeError(msg)
+        """Refuse what cannot be meant, naming the option."""
+        _text(self.tenant, what="tenant", most=200)
+        for name, most in (("key", 1000), ("conversation", 1000)):
+            if getattr(self, name) is not None:
+                _text(getattr(self, name), what=name, most=most)
+        if isinstance(self.priority, bool) or not isinstance(self.priority, int):
+            raise TypeError(f"priority={self.priority!r}: accepted is a whole number")
+        if not 0 <= self.priority <= HIGHEST_PRIORITY:
+            raise ValueError(
+                f"priority={self.priority!r}: accepted is 0 (the default) to {HIGHEST_PRIORITY} (the first)"
+            )
+        for name in ("deadline", "start_at"):
+            _when(getattr(self, name), what=name)
+        _check_tags(self.tags)
+        object.__setattr__(self, "budget", _budget(self.budget))
 
-    @property
-    def deadline_at(self) -> datetime | None:
-        """The deadline, where it was given as an instant."""
-        return self.deadline if isinstance(self.deadline, datetime) else None
+    def terms(self) -> dict[str, object]:
+        """Return what is not a default, as the ledger's function calls it."""
+        terms: dict[str, object] = {"tenant": self.tenant, "priority": self.priority}
+        for name in ("key", "conversation"):
+            if getattr(self, name) is not None:
+                terms[name] = getattr(self, name)
+        if self.tags:
+            terms["tags"] = dict(self.tags)
+        if isinstance(self.budget, Budget):
+            terms["budget"] = {name: left for name, left in asdict(self.budget).items() if left is not None}
+        for name, short in (("deadline", "deadline"), ("start_at", "start")):
+            value = getattr(self, name)
+            if isinstance(value, datetime):
+                terms[name] = value
+            elif value is not None:
+                terms[f"{short}_in"] = seconds(value, what=name)
+        return terms
 
-    @property
-    def deadline_in(self) -> float | None:
-        """The deadline in seconds from the enqueue, by the ledger's clock, where it was given so."""
-        if self.deadline is None or isinstance(self.deadline, datetime):
-            return None
-        return seconds(self.deadline, what="deadline")
+
+def _text(value: object, *, what: str, most: int) -> None:
+    accepted = f"accepted is a text of 1 to {most} bytes without NUL characters"
+    if not isinstance(value, str):
+        raise TypeError(f"{what}={value!r}: {accepted}")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:  # half of a surrogate pair
+        size = 0
+    if not 0 < size <= most or "\x00" in value:
+        raise ValueError(f"{what}={value[:80]!r}: {accepted}")
+
+
+def _when(value: object, *, what: str) -> None:
+    if value is None:
+        return
+    if isinstance(value, datetime):
+        aware(value, what=what)
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float | timedelta):
+        raise TypeError(f"{what}={value!r}: accepted are seconds from now, a timedelta, or an aware datetime")
+    if seconds(value, what=what) > FARTHEST:
+        raise ValueError(f"{what}={value!r}: accepted is at most a hundred years from now")
+
+
+def _check_tags(tags: object) -> None:
+    accepted = 'accepted are texts by text, as in {"team": "sre"}'
+    if not isinstance(tags, Mapping):
+        raise TypeError(f"tags={tags!r}: {accepted}")
+    for name, value in tags.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"tags={dict(tags)!r}: {name!r}: {accepted}")
+        _text(name, what=f"tags[{name!r}]", most=1000)
+        if value:
+            _text(value, what=f"tags[{name!r}]", most=1000)
+
+
+def _budget(value: object) -> Budget | None:
+    if value is None or isinstance(value, Budget):
+        return value
+    try:
+        return Budget(**value)  # type: ignore[arg-type]  # Budget itself says what it accepts
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"budget={value!r}: accepted is a Budget, or a mapping of tokens, usd and retries ({error})"
+        ) from None
 
 
 class Enqueuer(Protocol):

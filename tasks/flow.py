@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ..ledger.codec import Codec, Encoded
     from ..ledger.key import Key
     from .budget import Budget
-    from .client import Run
     from .record import Kind, Load, Record
+    from .run import Run
 
 __all__ = ["Call", "ChildRun", "Flow", "flow"]
 
@@ -122,11 +122,11 @@ class Call(Generic[R_co]):
         tenant: str = "default",
         key: str | None = None,
         deadline: float | timedelta | datetime | None = None,
-        budget: Budget | None = None,
+        budget: Budget | Mapping[str, float] | None = None,
         priority: int = 0,
         tags: Mapping[str, str] | None = None,
         conversation: str | None = None,
-        start_at: datetime | None = None,
+        start_at: float | timedelta | datetime | None = None,
         connection: object = None,
     ) -> Run[R_co]:
         """Enqueue a run of it; with `connection`, in the transaction that is open there."""
@@ -149,11 +149,11 @@ class Call(Generic[R_co]):
         tenant: str = "default",
         key: str | None = None,
         deadline: float | timedelta | datetime | None = None,
-        budget: Budget | None = None,
+        budget: Budget | Mapping[str, float] | None = None,
         priority: int = 0,
         tags: Mapping[str, str] | None = None,
         conversation: str | None = None,
-        start_at: datetime | None = None,
+        start_at: float | timedelta | datetime | None = None,
         connection: object = None,
     ) -> Run[R_co]:
         """Enqueue a run of it without blocking the event loop."""

@@ -1,0 +1,171 @@
+"""Accepting runs: the one SQL function behind every way to enqueue, its requests and its answers (P18).
+
+The same statement runs on a connection of ours and on an app's own, whatever driver that has: both its parameters are
+texts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+import orjson
+
+from .codec import JSON, Encoded, input_hash
+from .connect import Connection
+from .diagnosis import Diagnosis
+from .errors import IdempotencyConflict, SafepointError, UnknownFlow
+
+__all__ = [
+    "STATEMENT", "Answer", "Request", "Verdict", "answers", "batches", "enqueue", "parameters", "raised_refusal",
+    "refusal",
+]  # fmt: skip
+
+# Lock order: idempotency keys in byte order, then new rows; nothing else is locked. Keys: their primary key.
+STATEMENT: Final = (
+    "SELECT n, CAST(run_id AS text), verdict, detail"
+    " FROM safepoint.enqueue_v1(CAST({requests} AS json), CAST({ledger} AS uuid)) ORDER BY n"
+)
+_POSITIONAL: Final = STATEMENT.format(requests="%s", ledger="%s")
+
+BATCH: Final = 1000  # requests a statement; more gain nothing
+BATCH_BYTES: Final = 8 << 20
+
+# A NUL, escaped: JSON may hold one, PostgreSQL's jsonb may not. An even number of backslashes before it is no escape.
+_NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+
+
+class Verdict(StrEnum):
+    """What became of a request."""
+
+    NEW = "new"  # a run was made
+    SAME = "same"  # its key or its id was accepted before: the same run
+    CONFLICT = "conflict"  # its key belongs to a run with another input
+    UNKNOWN = "unknown"  # no version was named, and no worker has served the flow yet
+    BAD = "bad"  # `detail` begins with the field that is wrong
+    TAKEN = "taken"  # its id is another run's
+    ELSEWHERE = "elsewhere"  # the database holds another ledger than the caller means
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A run to be: the caller makes its id, and may send the request again with it.
+
+    `terms` are what `safepoint.enqueue` calls them: tenant, key, deadline or deadline_in, start_at or start_in, budget,
+    priority, tags, conversation.
+    """
+
+    run_id: str
+    flow: str
+    input: Encoded
+    version: str | None = None
+    versions: Mapping[str, str] | None = None
+    terms: Mapping[str, object] = field(default_factory=dict)
+
+    def facts(self, n: int) -> dict[str, object]:
+        """Return the request as `enqueue_v1` reads it."""
+        facts = {
+            "n": n,
+            "run_id": self.run_id,
+            "flow": self.flow,
+            "version": self.version,
+            "versions": self.versions,
+            **self.terms,
+        }
+        if self.input.encoding == JSON and not (b"\\u0000" in self.input.data and _NUL.search(self.input.data)):
+            # No hash: the ledger makes it of the document, so that SQL and Python mean the same input.
+            return {**facts, "input": orjson.Fragment(self.input.data)}
+        raw = self.input.data
+        return {
+            **facts,
+            "input_base64": _base64(raw),
+            "encoding": self.input.encoding,
+            "hash": (input_hash(raw) if self.input.encoding == JSON else self.input.digest).hex(),
+        }
+
+
+def _base64(data: bytes) -> str:
+    from base64 import b64encode  # noqa: PLC0415  # for the rare input that cannot travel as JSON
+
+    return b64encode(data).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the ledger says to one request: the id of the run that stands, or why there is none."""
+
+    n: int
+    run_id: str | None
+    verdict: Verdict
+    detail: str | None
+
+
+def parameters(requests: Sequence[Request], *, ledger: str | None = None) -> dict[str, str | None]:
+    """Return the statement's two parameters; `ledger` is the incarnation that the caller means, if it means one."""
+    facts = [request.facts(n) for n, request in enumerate(requests)]
+    return {"requests": orjson.dumps(facts).decode(), "ledger": ledger}
+
+
+def answers(rows: Iterable[Sequence[object]]) -> list[Answer]:
+    """Read the statement's rows."""
+    return [
+        Answer(int(str(n)), None if run_id is None else str(run_id), Verdict(str(verdict)), _text(detail))
+        for n, run_id, verdict, detail in rows
+    ]
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def enqueue(connection: Connection, requests: Sequence[Request]) -> list[Answer]:
+    """Accept runs in one statement, and answer for each.
+
+    A single request that is refused is an answer, and the transaction goes on; of several requests a refusal is raised.
+    """
+    return answers(connection.execute(_POSITIONAL, tuple(parameters(requests).values())).fetchall())
+
+
+def refusal(answer: Answer) -> SafepointError | ValueError | None:
+    """Return the error that an answer means, or None when there is a run."""
+    match answer.verdict:
+        case Verdict.CONFLICT:
+            return IdempotencyConflict(key=answer.detail, run_id=answer.run_id)
+        case Verdict.UNKNOWN:
+            return UnknownFlow(name=answer.detail, known="none")
+        case Verdict.BAD:
+            return ValueError(answer.detail)
+        case Verdict.TAKEN:
+            return SafepointError(f"run_id {answer.run_id}: another run has this id")
+        case _:
+            return None
+
+
+def raised_refusal(error: BaseException) -> SafepointError | ValueError | None:
+    """Return the error that a refusal raised in SQL means, or None when it is something else."""
+    found = Diagnosis.of(error)
+    match found.state:
+        case "SP001":
+            return IdempotencyConflict(key=found.hint, run_id=found.detail)
+        case "SP002":
+            return ValueError(found.detail)
+        case "SP003":
+            return UnknownFlow(name=found.detail, known="none")
+        case "SP004":
+            return SafepointError(f"run_id {found.detail}: another run has this id")
+        case _:
+            return None
+
+
+def batches(requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
+    """Split requests into statements of a good size, none of them a single request among many."""
+    size, total = 0, 0
+    for request in requests:
+        total += len(request.input.data) + 300
+    count = max(-(-len(requests) // BATCH), min(-(-total // BATCH_BYTES), len(requests) // 2), 1)
+    size = -(-len(requests) // count)
+    for start in range(0, len(requests), max(size, 1)):
+        yield requests[start : start + size]

@@ -1,0 +1,113 @@
+"""How far a run is, for the app that waits for it: its status, the reason it does not move, what it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+from psycopg.sql import SQL, Composed
+from psycopg.types.json import Jsonb
+
+from .connect import Connection
+from .states import RunStatus
+
+__all__ = ["Progress", "count", "find", "read"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A run as its caller sees it; result and error are there once it has ended."""
+
+    run_id: str
+    tenant: str
+    flow: str
+    version: str
+    status: RunStatus
+    reason: dict[str, Any] | None
+    result: bytes | None
+    result_encoding: str | None
+    error: dict[str, Any] | None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether waiting longer is of no use: it has ended, or a person has to act."""
+        return self.status.is_final or self.status is RunStatus.HELD
+
+
+# The primary key's index.
+_READ: Final = (
+    "SELECT run_id, tenant_id, flow, workflow_version, status, reason, result, result_encoding, error"
+    " FROM safepoint.runs WHERE run_id = %s"
+)
+_LOOK: Final = (
+    "SELECT run_id, tenant_id, flow, workflow_version, status, reason, NULL, NULL, NULL"
+    " FROM safepoint.runs WHERE run_id = %s"
+)
+
+
+def read(connection: Connection, run_id: str | UUID, *, whole: bool = True) -> Progress | None:
+    """Read a run, or None; without `whole` its result is left where it is."""
+    row = connection.execute(_READ if whole else _LOOK, (run_id,)).fetchone()
+    if row is None:
+        return None
+    found, tenant, flow, version, status, reason, result, encoding, error = row
+    return Progress(str(found), tenant, flow, version, RunStatus(status), reason, result, encoding, error)
+
+
+def find(
+    connection: Connection,
+    *,
+    tags: Mapping[str, str] | None = None,
+    status: Sequence[str] = (),
+    flow: str | None = None,
+    tenant: str | None = None,
+    limit: int = 100,
+) -> list[str]:
+    """Return the ids of the newest runs that match, the newest first."""
+    where, values = _matching(tags=tags, status=status, flow=flow, tenant=tenant)
+    rows = connection.execute(
+        # runs_tagged with tags, runs_listed with a tenant; else the runs themselves, the newest first by their ids.
+        SQL("SELECT run_id FROM safepoint.runs WHERE {} ORDER BY created_at DESC, run_id DESC LIMIT %(limit)s").format(
+            where
+        ),
+        {**values, "limit": limit},
+    ).fetchall()
+    return [str(row[0]) for row in rows]
+
+
+def count(
+    connection: Connection,
+    *,
+    tags: Mapping[str, str] | None = None,
+    flow: str | None = None,
+    tenant: str | None = None,
+) -> dict[str, int]:
+    """Count the runs that match, by status."""
+    where, values = _matching(tags=tags, status=(), flow=flow, tenant=tenant)
+    rows = connection.execute(
+        SQL("SELECT status, count(*) FROM safepoint.runs WHERE {} GROUP BY status ORDER BY status").format(where),
+        values,
+    ).fetchall()
+    return {str(status): int(n) for status, n in rows}
+
+
+def _matching(
+    *, tags: Mapping[str, str] | None, status: Sequence[str], flow: str | None, tenant: str | None
+) -> tuple[Composed, dict[str, Any]]:
+    parts = [SQL("true")]
+    values: dict[str, Any] = {}
+    if tags:
+        parts.append(SQL("tags @> %(tags)s"))
+        values["tags"] = Jsonb(dict(tags))
+    if status:
+        parts.append(SQL("status = ANY (%(status)s)"))
+        values["status"] = [str(one) for one in status]
+    if flow is not None:
+        parts.append(SQL("flow = %(flow)s"))
+        values["flow"] = flow
+    if tenant is not None:
+        parts.append(SQL("tenant_id = %(tenant)s"))
+        values["tenant"] = tenant
+    return SQL(" AND ").join(parts), values
