@@ -159,6 +159,7 @@ def configuration(settings: Settings, broker_url: str, *, longest: float) -> dic
         "worker_enable_prefetch_count_reduction": False,
         "worker_send_task_events": True,
         "worker_proc_alive_timeout": 30,
+        "worker_lost_wait": 1.0,  # what was handed to a child as it died goes back soon, not after 10 s
         "worker_soft_shutdown_timeout": settings.worker.drain,
         "worker_enable_soft_shutdown_on_idle": True,
         "beat_schedule": beat_schedule(settings, queue=control),
