@@ -23,10 +23,9 @@ DECLARE
     no text;
     again boolean := false;
 BEGIN
-    IF p_settle IS NOT NULL THEN PERFORM settle_v1(p_settle); END IF;
     SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
     IF NOT FOUND THEN
-        answer := 'refused'; reason := 'stale: no such run'; RETURN NEXT; RETURN;
+        answer := 'refused'; reason := 'stale: no such run'; PERFORM settle_v1(p_settle); RETURN NEXT; RETURN;
     END IF;
     SELECT * INTO s FROM steps WHERE run_id = p_run AND generation = p_generation AND path = p_path
         AND step_id = p_step AND iteration = p_iteration FOR NO KEY UPDATE;
@@ -35,6 +34,8 @@ BEGIN
     IF s.run_id IS NULL THEN no := 'stale: no such step';
     ELSIF s.status = 'running' AND s.claim_token = p_token THEN again := true;
     ELSIF s.status <> 'ready' THEN no := 'stale: ' || s.status;
+    -- P4: a claim whose answer was lost, repeated, used and ended may arrive only now; nobody would execute it.
+    ELSIF s.committed_token = p_token THEN no := 'stale: that claim has ended';
     ELSIF s.lane <> p_lane THEN no := 'stale: lane ' || s.lane;
     ELSIF r.finished_at IS NOT NULL THEN no := 'stale: run is final';
     ELSIF s.ready_at > instant THEN no := 'later';
@@ -52,7 +53,7 @@ BEGIN
             UPDATE steps SET due_at = least(due_at, instant), dispatched_at = NULL WHERE run_id = p_run AND generation = p_generation
                 AND path = p_path AND step_id = p_step AND iteration = p_iteration AND status = 'ready';
         END IF;
-        answer := 'refused'; reason := no; RETURN NEXT; RETURN;
+        answer := 'refused'; reason := no; PERFORM settle_v1(p_settle); RETURN NEXT; RETURN;
     END IF;
     IF s.kind <> 'effect' THEN PERFORM set_config('synchronous_commit', 'off', true); END IF;
     IF NOT again THEN
@@ -82,16 +83,19 @@ BEGIN
            array_agg(h.tokens ORDER BY h.commit_seq), array_agg(h.usd ORDER BY h.commit_seq)
       INTO h_seq, h_path, h_step, h_iteration, h_kind, h_status, h_hash, h_result, h_encoding, h_error, h_at, h_tokens, h_usd
       FROM steps h WHERE h.run_id = p_run AND h.commit_seq > seen AND h.generation = r.generation;
+    PERFORM settle_v1(p_settle);
     RETURN NEXT;
 END $$;
 
 -- P17: what this process published is due again only after redispatch_after; rows that somebody holds are skipped, so it never waits.
+-- Called last: these rows are of other runs, and whoever holds them must wait for nothing more (P1, P2).
 CREATE FUNCTION safepoint.settle_v1(p_rows jsonb) RETURNS integer LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
     n integer;
     instant timestamptz := safepoint.now();
 BEGIN
+    IF p_rows IS NULL THEN RETURN 0; END IF;
     UPDATE steps t SET dispatched_at = x.sent, due_at = x.sent + make_interval(secs => x.after), dispatches = t.dispatches + 1
       FROM (SELECT s.run_id, s.generation, s.path, s.step_id, s.iteration, instant AS sent, j.after
               FROM jsonb_to_recordset(p_rows) AS j(run uuid, generation integer, path text, step text, iteration integer, due timestamptz, after double precision)

@@ -18,7 +18,6 @@ DECLARE
     log jsonb;
     wait boolean := false;
 BEGIN
-    IF p_settle IS NOT NULL THEN PERFORM settle_v1(p_settle); END IF;
     SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
     SELECT * INTO s FROM steps WHERE run_id = p_run AND generation = p_generation AND path = p_path
         AND step_id = p_step AND iteration = p_iteration FOR NO KEY UPDATE;
@@ -26,21 +25,21 @@ BEGIN
     state_version := r.state_version;
     status := r.status;
     -- P3: the answer of an earlier, identical commit was lost.
-    IF s.committed_token = p_token THEN answer := 'already'; RETURN NEXT; RETURN; END IF;
+    IF s.committed_token = p_token THEN answer := 'already'; PERFORM settle_v1(p_settle); RETURN NEXT; RETURN; END IF;
     IF s.run_id IS NULL OR r.finished_at IS NOT NULL OR s.claim_token IS DISTINCT FROM p_token
        OR s.status NOT IN ('running', 'ready', 'held') THEN
-        answer := 'lost'; RETURN NEXT; RETURN;
+        answer := 'lost'; PERFORM settle_v1(p_settle); RETURN NEXT; RETURN;
     END IF;
     -- P29: a live claim's result is always stored; a run that is stopping gets no next step from it.
     stopping := r.ending IS NOT NULL OR r.cancel_at IS NOT NULL AND NOT s.cleanup OR coalesce(r.deadline <= instant, false) AND NOT s.cleanup;
     IF p_from IS NOT NULL AND p_from <> r.state_version AND NOT stopping THEN
-        answer := 'stale'; RETURN NEXT; RETURN;
+        answer := 'stale'; PERFORM settle_v1(p_settle); RETURN NEXT; RETURN;
     END IF;
     -- Fan-in (P26): a bare member of a gather need not advance while another one is open; who comes last advances. Counted under the run's lock.
     IF p_joins IS NOT NULL AND NOT stopping AND NOT EXISTS (SELECT FROM steps o WHERE o.run_id = p_run AND o.generation = p_generation
             AND o.joins = p_joins AND o.status IN ('ready', 'running', 'waiting', 'held')
             AND (o.path, o.step_id, o.iteration) <> (p_path, p_step, p_iteration)) THEN
-        answer := 'stale'; RETURN NEXT; RETURN;
+        answer := 'stale'; PERFORM settle_v1(p_settle); RETURN NEXT; RETURN;
     END IF;
     late := s.status <> 'running';
     UPDATE steps SET status = p_status, reason = NULL, claim_token = NULL, committed_token = p_token, due_at = NULL, owner = NULL,
@@ -100,6 +99,7 @@ BEGIN
         fresh := refresh_v1(p_run);
     END IF;
     answer := 'committed'; state_version := r.state_version + 1; status := fresh;
+    PERFORM settle_v1(p_settle);
     RETURN NEXT;
 END $$;
 
@@ -284,7 +284,7 @@ BEGIN
         AND step_id = p_step AND iteration = p_iteration FOR NO KEY UPDATE;
     instant := safepoint.now();
     IF s.run_id IS NULL OR s.status <> 'running' OR s.claim_token IS DISTINCT FROM p_token THEN RETURN 'lost'; END IF;
-    UPDATE steps SET status = 'ready', claim_token = NULL, owner = NULL, lane = s.home_lane, dispatched_at = NULL, dispatches = 0,
+    UPDATE steps SET status = 'ready', claim_token = NULL, committed_token = p_token, owner = NULL, lane = s.home_lane, dispatched_at = NULL, dispatches = 0,
            ready_at = instant + make_interval(secs => p_delay),
            due_at = CASE WHEN r.holds <> '{}' OR r.paused_at IS NOT NULL THEN 'infinity' ELSE instant + make_interval(secs => p_delay) END
      WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;
