@@ -457,13 +457,13 @@ class Executor:
 
     # Publish.
 
-    def _publish(self, run_id: UUID, rows: Sequence[Next]) -> None:
+    def _publish(self, run_id: UUID, rows: Sequence[Next], *, after: str) -> None:
         """Send the run's own next steps; whatever fails stays due in the ledger, and the relay sends it."""
         ready = [row for row in rows if row.status == "ready" and row.due is not None and self._goes_straight(row)]
         if not ready:
             return
         outcomes = self._publisher.publish([message(run_id, row) for row in ready])
-        crash_point("publish.after", ready[0].key.wire)
+        crash_point("publish.after", after)
         sent = [row for row, error in zip(ready, outcomes, strict=True) if error is None]
         self.loan.published(
             [Settled(run_id, row.key, row.due or "", redispatch_after(self.settings, 0)) for row in sent]
