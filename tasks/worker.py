@@ -45,6 +45,7 @@ from .wire import Publisher
 __all__ = ["Worker", "build", "main"]
 
 log = structlog.get_logger("safepoint.worker")
+REAP = 0.25  # seconds between looks for dead pool children
 SPARE_SLOTS = 8  # for the moment in which a dead child's successor lives already
 PR_SET_PDEATHSIG = 1
 
@@ -71,6 +72,7 @@ class Worker:
         self._main = os.getpid()
         signals.celeryd_after_setup.connect(self._set_up, weak=False)
         signals.worker_process_init.connect(self._begin_child, weak=False)
+        signals.worker_ready.connect(self._reap_often, weak=False)
         signals.worker_shutting_down.connect(self._drain, weak=False)
         signals.worker_shutdown.connect(self._stop, weak=False)
 
@@ -231,6 +233,14 @@ class Worker:
                 log.exception("on_start.failed", hook=f"{hook.__module__}.{hook.__qualname__}")
                 time.sleep(1.0)  # the pool makes another process at once: not a hundred of them a second
                 os._exit(1)
+
+    def _reap_often(self, *, sender: Any, **_: Any) -> None:
+        """Have dead pool children replaced at once. Celery looks when a child's pipe closes, which the kernel does before
+        the child can be waited for: half of the time it finds nothing, and looks again after five seconds.
+        """
+        maintain = getattr(sender.pool, "maintain_pool", None)
+        if sender.app is self.app and sender.hub is not None and maintain is not None:
+            sender.hub.call_repeatedly(REAP, maintain)
 
     def _drain(self, **_: Any) -> None:
         if self._heartbeat is not None and os.getpid() == self._main:
