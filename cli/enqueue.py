@@ -16,7 +16,8 @@ from .console import document
 from .options import Tags, parse_tags
 
 if TYPE_CHECKING:
-    from ..tasks.client import Client, Run
+    from ..tasks.client import Client
+    from ..tasks.run import Run
 
 __all__ = ["enqueue", "with_endless_wait"]
 
@@ -81,6 +82,7 @@ def enqueue(  # noqa: PLR0913  # each is an option
         "conversation": conversation,
         "start_at": _instant(start_at, option="--start-at"),
     }
+    _import_flows()
     with ledger() as ends:
         run = _enqueue(_client(ends.ledger_url), flow, arguments, options)
         if wait is None:
@@ -125,6 +127,19 @@ def _budget(**limits: float | None) -> Any:
 
     named = {name: limit for name, limit in limits.items() if limit is not None}
     return Budget(**named) if named else None  # type: ignore[arg-type]  # the names are those of a budget
+
+
+def _import_flows() -> None:
+    """Import the flows, so that arguments are checked here; a flow whose code is elsewhere is enqueued by its name."""
+    from contextlib import suppress  # noqa: PLC0415  # as below
+
+    from ..config.errors import ConfigError  # noqa: PLC0415
+    from ..config.settings import settings  # noqa: PLC0415
+    from ..tasks import registry  # noqa: PLC0415
+
+    modules = settings().flows
+    with suppress(ConfigError):
+        registry.load(modules)
 
 
 def _client(ledger_url: str) -> Client:

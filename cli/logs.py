@@ -45,7 +45,9 @@ def configure(form: str, *, process: str) -> None:
 def _renderers(form: str) -> list[Any]:
     if form == "json":
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
-    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    # Plain tracebacks: the default shows the values of variables, and passwords are among them.
+    plain = structlog.dev.plain_traceback
+    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:

@@ -104,8 +104,6 @@ def _print_live(looks: Iterator[Look]) -> Look:
         for last in looks:
             for event in last.events:
                 progress.console.print(lines_of(event), markup=False, soft_wrap=True)
-                if progress.disable:
-                    say(lines_of(event))
             progress.update(task, completed=percent(last.run), status=last.run["status"], done=_done(last.run))
     return last
 

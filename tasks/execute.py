@@ -166,6 +166,9 @@ class Executor:
             replay = built
         turn = Turn(claimed, replay, began, step=declared if claimed.kind in EXECUTED else None)
         self._histories.feed(replay, [record_of(row) for row in claimed.history])
+        # What the history led to was asked for, and noted, by the commits that wrote it.
+        replay.driver.take_new()
+        replay.driver.take_notes()
         hold = self._objection(turn)
         if hold is not None:
             replay.driver.close()
