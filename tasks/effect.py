@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar, overload
 
 from .duration import seconds
 from .step import TIMEOUT, Policy, Step
@@ -77,13 +77,9 @@ class Effect(Step[P, R_co]):
         self.lookup_fn: Callable[..., object] | None = None
         self.compensate_fn: Callable[..., object] | None = None
 
-    @overload
     def lookup(
-        self, fn: Callable[P, Coroutine[object, object, Lookup[R_co]]], /
-    ) -> Callable[P, Coroutine[object, object, Lookup[R_co]]]: ...
-    @overload
-    def lookup(self, fn: Callable[P, Lookup[R_co]], /) -> Callable[P, Lookup[R_co]]: ...
-    def lookup(self, fn: Callable[..., object], /) -> Callable[..., object]:
+        self, fn: Callable[P, Lookup[R_co] | Coroutine[Any, Any, Lookup[R_co]]], /
+    ) -> Callable[P, Lookup[R_co] | Coroutine[Any, Any, Lookup[R_co]]]:
         """Declare what is asked when nobody knows whether the effect was executed; it takes the effect's parameters."""
         ours, theirs = list(inspect.signature(self.fn).parameters), list(inspect.signature(fn).parameters)
         if ours != theirs:
@@ -109,13 +105,13 @@ class EffectDecorator(Protocol):
     """What `effect(...)` with options gives."""
 
     @overload
-    def __call__(self, fn: Callable[P, Coroutine[object, object, R]], /) -> Effect[P, R]: ...
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Effect[P, R]: ...
     @overload
     def __call__(self, fn: Callable[P, R], /) -> Effect[P, R]: ...
 
 
 @overload
-def effect(fn: Callable[P, Coroutine[object, object, R]], /) -> Effect[P, R]: ...
+def effect(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Effect[P, R]: ...
 @overload
 def effect(fn: Callable[P, R], /) -> Effect[P, R]: ...
 @overload

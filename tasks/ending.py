@@ -22,7 +22,7 @@ from .branch import branch
 from .outcome import Continued, Diverged, Failed, FlowError, Outcome, Returned, WasCancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Coroutine, Iterable
 
     from ..ledger.codec import Encoded
     from .flow import Flow
@@ -43,10 +43,11 @@ class _ContinueAs(BaseException):
         self.input_hash = input_hash
 
 
-def continue_as(*args: object, **kwargs: object) -> NoReturn:
+def continue_as(*args: object, **kwargs: object) -> Coroutine[object, object, NoReturn]:
     """End this generation of the run and go on from the flow's beginning with new arguments and an empty history.
 
-    `await continue_as(...)` and `return continue_as(...)` do the same: the call itself never comes back.
+    `await continue_as(...)`: to a type checker nothing comes after it, and a forgotten await is an error. Here the call
+    itself leaves the flow already.
     """
     here = branch(what="continue_as()")
     if here.group is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from ..ledger.key import checked_name
 from .awaited import Awaited
@@ -67,7 +67,7 @@ class Step(Generic[P, R_co]):
     """A declared step; calling it in a flow gives a coroutine to await."""
 
     kind: ClassVar[Kind] = "step"
-    fn: Callable[P, R_co] | Callable[P, Coroutine[object, object, R_co]]
+    fn: Callable[P, Any]  # the undecorated function: of an async step it gives a coroutine, which no type here tells
 
     def __init__(self, fn: Callable[..., object], *, name: str | None, policy: Policy, frame: FrameType) -> None:
         _check_function(fn, what=f"@{self.kind}")
@@ -75,7 +75,7 @@ class Step(Generic[P, R_co]):
         if ":" in self.name:
             msg = f"@{self.kind}: {self.name!r} cannot be a name, ':' marks the waits"
             raise ValueError(msg)
-        self.fn = cast("Callable[P, R_co]", fn)
+        self.fn = fn
         self.policy = policy
         self.is_async = inspect.iscoroutinefunction(fn)
         self.signature = Signature(fn, name=self.name, names=local_names(fn, frame))
@@ -178,13 +178,13 @@ class StepDecorator(Protocol):
     """What `step(...)` with options gives."""
 
     @overload
-    def __call__(self, fn: Callable[P, Coroutine[object, object, R]], /) -> Step[P, R]: ...
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Step[P, R]: ...
     @overload
     def __call__(self, fn: Callable[P, R], /) -> Step[P, R]: ...
 
 
 @overload
-def step(fn: Callable[P, Coroutine[object, object, R]], /) -> Step[P, R]: ...
+def step(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Step[P, R]: ...
 @overload
 def step(fn: Callable[P, R], /) -> Step[P, R]: ...
 @overload

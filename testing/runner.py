@@ -29,7 +29,7 @@ __all__ = ["run_flow"]
 R = TypeVar("R")
 
 # A replay after each of n steps costs n² feeds: beyond this many it is done at every tenth part more.
-_REPLAY_EVERY = 200
+_REPLAY_EVERY = 100
 
 
 def run_flow(  # noqa: PLR0913  # each is an option that users write by name
