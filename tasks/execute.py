@@ -114,7 +114,7 @@ class Executor:
                 log.warning("artifacts.away", run=run, step=step, error=str(error)[:200])
                 self._release((run_id, key, token), why="artifacts", delay=STORE_PAUSE)
                 return
-        self._publish(run_id, rows)
+        self._publish(run_id, rows, after=step)
 
     # Claim.
 
