@@ -47,9 +47,10 @@ BEGIN
            commit_seq = r.state_version + 1, committed_at = instant, committed_by = p_node, pending_error = NULL,
            tokens = tokens + p_tokens, usd = usd + p_usd
      WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;
-    IF late AND s.status = 'held' THEN
+    -- Its worker was dead, and yet it has committed: no poison. What else holds the run stays (P29).
+    IF s.status = 'held' AND NOT EXISTS (SELECT FROM steps WHERE run_id = p_run AND status = 'held') THEN
         r.holds := r.holds - 'poison';
-        PERFORM unpark_v1(p_run);
+        IF r.holds = '{}' AND r.paused_at IS NULL THEN PERFORM unpark_v1(p_run); END IF;
     END IF;
     log := CASE WHEN s.kind = 'start' AND s.generation = 1 THEN '[{"type": "run.started"}]'::jsonb ELSE '[]'::jsonb END;
     IF s.kind NOT IN ('start', 'advance', 'cancel') THEN
@@ -135,6 +136,7 @@ DECLARE
     x jsonb;
     mail mailbox%ROWTYPE;
     child uuid;
+    due timestamptz;
 BEGIN
     WITH asked AS (
         SELECT j.*, o FROM jsonb_array_elements(p_next) WITH ORDINALITY AS e(v, o),
@@ -167,24 +169,23 @@ BEGIN
             AND m.name = CASE WHEN x->>'kind' = 'child' THEN key_v1(x->>'path', x->>'step', (x->>'iteration')::integer) ELSE x->>'name' END
             AND m.consumed_at IS NULL ORDER BY m.id LIMIT 1;
         IF FOUND THEN
-            PERFORM consume_v1(mail, p_generation, x->>'path', x->>'step', (x->>'iteration')::integer, p_now);
+            due := CASE WHEN p_parked THEN 'infinity' ELSE p_now + make_interval(secs => p_grace) END;
+            PERFORM consume_v1(mail, p_generation, x->>'path', x->>'step', (x->>'iteration')::integer, p_now, due);
             answer := (SELECT jsonb_agg(CASE WHEN a->>'path' = x->>'path' AND a->>'step' = x->>'step' AND a->'iteration' = x->'iteration'
-                         THEN a || '{"status": "ready"}' ELSE a END) FROM jsonb_array_elements(answer) AS e(a));
+                         THEN a || jsonb_build_object('status', 'ready', 'due', nullif(due, 'infinity')) ELSE a END)
+                         FROM jsonb_array_elements(answer) AS e(a));
         END IF;
     END LOOP;
-    IF p_parked THEN
-        PERFORM park_v1(p_run);  -- a wait that found its mail is ready, and waits for the resume like the others
-    END IF;
     RETURN answer;
 END $$;
 
 -- P28: one guarded update decides a wait; the mail is marked in the same transaction.
 CREATE FUNCTION safepoint.consume_v1(
-    p_mail safepoint.mailbox, p_generation integer, p_path text, p_step text, p_iteration integer, p_now timestamptz
+    p_mail safepoint.mailbox, p_generation integer, p_path text, p_step text, p_iteration integer, p_now timestamptz, p_due timestamptz
 ) RETURNS boolean LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 BEGIN
-    UPDATE steps SET status = 'ready', reason = NULL, ready_at = p_now, due_at = p_now, dispatched_at = NULL,
+    UPDATE steps SET status = 'ready', reason = NULL, ready_at = p_now, due_at = p_due, dispatched_at = NULL,
            outcome = jsonb_strip_nulls(jsonb_build_object('status', p_mail.status, 'error', p_mail.error, 'sender', p_mail.sender)),
            outcome_data = p_mail.payload, outcome_encoding = p_mail.encoding
      WHERE run_id = p_mail.run_id AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration

@@ -25,8 +25,8 @@ BEGIN
         AND (s.due_at IS NULL OR s.due_at > instant)
         ORDER BY s.created_at, s.path, s.iteration LIMIT 1 FOR NO KEY UPDATE;
     IF NOT FOUND THEN RETURN 'stored'; END IF;
-    PERFORM consume_v1(m, w.generation, w.path, w.step_id, w.iteration, instant);
-    IF r.holds <> '{}' OR r.paused_at IS NOT NULL THEN PERFORM park_v1(p_run); END IF;
+    PERFORM consume_v1(m, w.generation, w.path, w.step_id, w.iteration, instant,
+        CASE WHEN r.holds <> '{}' OR r.paused_at IS NOT NULL THEN 'infinity' ELSE instant END);
     PERFORM refresh_v1(p_run);
     PERFORM pg_notify('safepoint_relay', '');
     RETURN 'delivered';
