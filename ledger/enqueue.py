@@ -162,10 +162,8 @@ def raised_refusal(error: BaseException) -> SafepointError | ValueError | None:
 
 def batches(requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
     """Split requests into statements of a good size, none of them a single request among many."""
-    size, total = 0, 0
-    for request in requests:
-        total += len(request.input.data) + 300
-    count = max(-(-len(requests) // BATCH), min(-(-total // BATCH_BYTES), len(requests) // 2), 1)
-    size = -(-len(requests) // count)
-    for start in range(0, len(requests), max(size, 1)):
-        yield requests[start : start + size]
+    whole = len(requests)
+    size = sum(len(request.input.data) for request in requests)
+    count = max(-(-whole // BATCH), min(-(-size // BATCH_BYTES), whole // 2), 1)
+    for n in range(count):
+        yield requests[n * whole // count : (n + 1) * whole // count]
