@@ -4,7 +4,7 @@ lock.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, LiteralString
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
@@ -14,7 +14,7 @@ from .connect import Connection
 __all__ = ["cancel", "mail", "pause", "reopen", "restored", "resume"]
 
 
-def _one(connection: Connection, statement: str, values: tuple[Any, ...]) -> str:
+def _one(connection: Connection, statement: LiteralString, values: tuple[Any, ...]) -> str:
     row = connection.execute(statement, values).fetchone()
     return "unknown" if row is None else str(row[0])
 

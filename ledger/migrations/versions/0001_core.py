@@ -1,4 +1,4 @@
-"""The whole ledger of the first release: tables, then the protocol's functions, as the SQL files beside the package state them."""
+"""The whole ledger of the first release: tables, then the protocol's functions, as the SQL files state them."""
 
 from importlib.resources import files
 
@@ -19,7 +19,9 @@ def upgrade() -> None:
     for part in PARTS:
         text = files("safepoint.ledger").joinpath(f"{part}.sql").read_text(encoding="utf-8")
         # The driver itself: without parameters it sends several statements at once and leaves % alone.
-        op.get_bind().connection.driver_connection.execute(text)
+        driver = op.get_bind().connection.driver_connection
+        assert driver is not None  # a migration always has a connection
+        driver.execute(text)
     op.execute("REVOKE ALL ON ALL FUNCTIONS IN SCHEMA safepoint FROM PUBLIC")
 
 
