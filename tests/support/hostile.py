@@ -21,12 +21,19 @@ from safepoint.tasks.wire import Message, parcel
 
 __all__ = [
     "AMQP_KINDS",
+    "ARGUMENTS",
     "COMMANDS",
+    "IMPOSSIBLE_INSTANT",
     "KINDS",
+    "NO_UTF8",
+    "NO_UTF8_KEY",
     "REDIS_KINDS",
     "Forged",
     "amqp_messages",
+    "as_item",
     "commands",
+    "dumps",
+    "envelope",
     "redis_items",
     "valid",
 ]
@@ -76,7 +83,8 @@ def rubbish(rng: random.Random, depth: int = 0) -> Any:
     return rng.choice(leaves)()
 
 
-def _dumps(value: Any) -> bytes:
+def dumps(value: Any) -> bytes:
+    """Return JSON."""
     return json.dumps(value).encode()
 
 
@@ -131,11 +139,11 @@ def _no_headers(rng: random.Random, message: Forged) -> Forged:
 def _protocol_1(rng: random.Random, message: Forged) -> Forged:
     body = {"task": rng.choice(["hostile", "celery.backend_cleanup", 1]), "id": _run(rng), "args": [], "kwargs": {}}
     body |= {rng.choice(["eta", "callbacks", "chord", "taskset", "expires", "timelimit"]): rubbish(rng)}
-    return replace(message, headers={}, body=_dumps(body))
+    return replace(message, headers={}, body=dumps(body))
 
 
 def _hybrid(rng: random.Random, message: Forged) -> Forged:
-    return replace(message, body=_dumps({"args": rubbish(rng), "kwargs": rubbish(rng), "task": "hostile"}))
+    return replace(message, body=dumps({"args": rubbish(rng), "kwargs": rubbish(rng), "task": "hostile"}))
 
 
 def _canvas(rng: random.Random, message: Forged) -> Forged:
@@ -144,7 +152,7 @@ def _canvas(rng: random.Random, message: Forged) -> Forged:
         rng.choice(["callbacks", "errbacks", "chain", "chord"]): rng.choice([[signature], signature, rubbish(rng)])
     }
     args, kwargs, _ = json.loads(message.body)
-    return replace(message, body=_dumps([args, kwargs, embed]))
+    return replace(message, body=dumps([args, kwargs, embed]))
 
 
 def _wrong_body(rng: random.Random, message: Forged) -> Forged:
@@ -158,7 +166,7 @@ def _wrong_body(rng: random.Random, message: Forged) -> Forged:
         [[1], kwargs, embed],
         [{}, [], embed],
     ]
-    return replace(message, body=_dumps(rng.choice(shapes)))
+    return replace(message, body=dumps(rng.choice(shapes)))
 
 
 def _wrong_arguments(rng: random.Random, message: Forged) -> Forged:
@@ -171,7 +179,7 @@ def _wrong_arguments(rng: random.Random, message: Forged) -> Forged:
             del changed[rng.choice(sorted(kwargs))]
         case _:
             changed[rng.choice(["self", "request", "__class__", "epoch", ""])] = rubbish(rng)
-    return replace(message, body=_dumps([args, changed, embed]))
+    return replace(message, body=dumps([args, changed, embed]))
 
 
 def _broken_body(rng: random.Random, message: Forged) -> Forged:
@@ -197,7 +205,7 @@ def _deep(rng: random.Random, message: Forged) -> Forged:
 def _large(rng: random.Random, message: Forged) -> Forged:
     args, kwargs, embed = json.loads(message.body)
     size = rng.choice([4097, 20_000, 200_000])
-    return replace(message, body=_dumps([args, {**kwargs, "step": "x" * size}, embed]))
+    return replace(message, body=dumps([args, {**kwargs, "step": "x" * size}, embed]))
 
 
 def _foreign_content(rng: random.Random, message: Forged) -> Forged:
@@ -295,6 +303,11 @@ def envelope(message: Forged, rng: random.Random) -> dict[str, Any]:
     }
 
 
+def as_item(message: Forged, rng: random.Random) -> bytes:
+    """Return the message as an item of a list, or as kombu publishes it to a fanout."""
+    return dumps(envelope(message, rng))
+
+
 def _no_json(rng: random.Random, message: Forged) -> bytes:
     return rng.choice(
         [b"", b"{", b"nonsense", b"\xff\xfe\x00", b"[" * 100_000, rng.randbytes(50), b'"\\ud800"', b"1" * 5000]
@@ -302,7 +315,7 @@ def _no_json(rng: random.Random, message: Forged) -> bytes:
 
 
 def _no_object(rng: random.Random, message: Forged) -> bytes:
-    return _dumps(rubbish(rng))
+    return dumps(rubbish(rng))
 
 
 def _missing_part(rng: random.Random, message: Forged) -> bytes:
@@ -311,14 +324,14 @@ def _missing_part(rng: random.Random, message: Forged) -> bytes:
         del made[rng.choice(sorted(made))]
     else:
         del made["properties"][rng.choice(sorted(made["properties"]))]
-    return _dumps(made)
+    return dumps(made)
 
 
 def _wrong_part(rng: random.Random, message: Forged) -> bytes:
     made = envelope(message, rng)
     place = made if rng.random() < 0.5 else made["properties"]
     place[rng.choice(sorted(place))] = rubbish(rng)
-    return _dumps(made)
+    return dumps(made)
 
 
 def _wrong_delivery(rng: random.Random, message: Forged) -> bytes:
@@ -332,29 +345,29 @@ def _wrong_delivery(rng: random.Random, message: Forged) -> bytes:
             made["properties"]["delivery_tag"] = rng.choice([None, [], {}, 1, "", "x" * 5000, "same"])
         case _:
             made["properties"]["body_encoding"] = rng.choice(["rot13", "BASE64", 5, [], "utf-16"])
-    return _dumps(made)
+    return dumps(made)
 
 
 def _bad_base64(rng: random.Random, message: Forged) -> bytes:
-    return _dumps({**envelope(message, rng), "body": rng.choice(["=", "a", "abc", "é", "====", "A" * 4001])})
+    return dumps({**envelope(message, rng), "body": rng.choice(["=", "a", "abc", "é", "====", "A" * 4001])})
 
 
 def _typed_json(rng: random.Random, message: Forged) -> bytes:
     made = envelope(message, rng)
     kinds = ["datetime", "date", "uuid", "decimal", "bytes", "base64", "nonsense"]
     made["headers"] = {**message.headers, "x": {"__type__": rng.choice(kinds), "__value__": rubbish(rng)}}
-    return _dumps(made)
+    return dumps(made)
 
 
 def _flipped(rng: random.Random, message: Forged) -> bytes:
-    item = bytearray(_dumps(envelope(message, rng)))
+    item = bytearray(dumps(envelope(message, rng)))
     for _ in range(rng.choice([1, 1, 2, 8])):
         item[rng.randrange(len(item))] = rng.randrange(256)
     return bytes(item[: rng.randrange(len(item))] if rng.random() < 0.2 else item)
 
 
 def _huge(rng: random.Random, message: Forged) -> bytes:
-    return _dumps({**envelope(message, rng), "x": "y" * 2_000_000}) if rng.random() < 0.05 else _no_json(rng, message)
+    return dumps({**envelope(message, rng), "x": "y" * 2_000_000}) if rng.random() < 0.05 else _no_json(rng, message)
 
 
 REDIS_KINDS: dict[str, Callable[[random.Random, Forged], bytes]] = {
@@ -377,7 +390,7 @@ def redis_items(seed: int, count: int) -> Iterator[tuple[str, bytes]]:
     for number in range(count):
         name = names[number % len(names)]
         if name in KINDS:
-            yield name, _dumps(envelope(KINDS[name](rng, valid(rng)), rng))
+            yield name, dumps(envelope(KINDS[name](rng, valid(rng)), rng))
         else:
             yield name, REDIS_KINDS[name](rng, valid(rng))
 
@@ -414,7 +427,8 @@ def _empty(rng: random.Random, message: Forged) -> Forged:
     return replace(message, body=b"")
 
 
-# A table of headers that only a broken or hostile client writes, and that RabbitMQ hands on: an instant far outside of time.
+# Tables of headers that only a hostile client writes, and that RabbitMQ hands on: an instant far outside of time, a key
+# that is no text.
 IMPOSSIBLE_INSTANT = b"\x00\x00\x00\x0b\x01aT\xff\xff\xff\xff\xff\xff\xff\xff"
 NO_UTF8_KEY = b"\x00\x00\x00\x05\x02\xff\xfet\x01"
 # A routing key may hold any bytes; an exchange that is bound to a queue hands it on.
@@ -455,21 +469,23 @@ COMMANDS = (
 )
 
 
+ARGUMENTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"n": 5},
+    {"task_id": "x", "terminate": True, "signal": "KILL"},
+    {"queue": "evil"},
+    {"task_name": "good", "rate_limit": "1/h"},
+    {"max": 50, "min": 50},
+)
+
+
 def commands(seed: int, count: int) -> Iterator[Any]:
     """Return bodies for the control exchange: forbidden commands, allowed ones in a wrong form, and rubbish."""
     rng = random.Random(seed)
-    hostile_arguments: list[dict[str, Any]] = [
-        {},
-        {"n": 5},
-        {"task_id": "x", "terminate": True, "signal": "KILL"},
-        {"queue": "evil"},
-        {"task_name": "good", "rate_limit": "1/h"},
-        {"max": 50, "min": 50},
-    ]
     for _ in range(count):
         match rng.randrange(5):
             case 0:
-                yield {"method": rng.choice(COMMANDS), "arguments": rng.choice(hostile_arguments), "destination": None}
+                yield {"method": rng.choice(COMMANDS), "arguments": rng.choice(ARGUMENTS), "destination": None}
             case 1:
                 yield {
                     "method": rng.choice(["ping", "stats", "conf", "registered", "query_task"]),

@@ -1,0 +1,156 @@
+"""The publisher: an outcome for each message, bounded in time, whatever the broker does."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit, urlunsplit
+from uuid import uuid4
+
+import pytest
+import redis
+from kombu import Connection
+from proxy import Proxy
+from safepoint.config.settings import Settings
+from safepoint.tasks.app import App, make_app
+from safepoint.tasks.wire import Message, Publisher
+from servers import ValkeyServer
+
+BOUND = 10.0  # seconds
+
+
+def message(*, lane: str = "online", run: str | None = None) -> Message:
+    return Message(run=run or str(uuid4()), step="good#1", lane=lane, name="good", attempt=1, epoch=0)
+
+
+def queued(url: str, queue: str = "online") -> int:
+    if url.startswith("redis"):
+        with redis.Redis.from_url(url) as client:
+            return int(client.llen(queue))
+    with Connection(url) as connection:
+        return int(connection.default_channel.queue_declare(queue, passive=True).message_count)
+
+
+@pytest.fixture
+def proxy(broker_url: str) -> Iterator[Proxy]:
+    """A proxy in front of the broker, which can be frozen and cut."""
+    parts = urlsplit(broker_url)
+    with Proxy(parts.hostname or "127.0.0.1", parts.port or 5672) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def through_proxy(broker_url: str, proxy: Proxy, settings: Settings) -> Iterator[Publisher]:
+    """A publisher that reaches the broker through the proxy."""
+    parts = urlsplit(broker_url)
+    credentials, _, _ = parts.netloc.rpartition("@")
+    url = urlunsplit(parts._replace(netloc=f"{credentials}@127.0.0.1:{proxy.port}"))
+    app: App = make_app(settings, url)
+    publisher = Publisher(app, lanes=app.lanes)
+    yield publisher
+    publisher.close()
+
+
+def test_a_batch_arrives(publisher: Publisher, broker_url: str) -> None:
+    outcomes = publisher.publish([message() for _ in range(1_200)])
+
+    assert outcomes == [None] * 1_200
+    assert queued(broker_url) == 1_200
+
+
+def test_a_lane_that_does_not_exist_is_an_error_of_its_message_alone(publisher: Publisher, broker_url: str) -> None:
+    outcomes = publisher.publish([message(), message(lane="nowhere"), message(lane="recovery")])
+
+    assert [type(outcome) for outcome in outcomes] == [type(None), LookupError, type(None)]
+    assert queued(broker_url) == 1
+    assert queued(broker_url, "recovery") == 1
+
+
+@pytest.mark.parametrize("broker_url", ["rabbitmq"], indirect=True)
+def test_a_message_that_no_queue_takes_is_an_error_and_the_queue_is_made_again(
+    publisher: Publisher, broker_url: str
+) -> None:
+    publisher.publish([message(lane="recovery")])
+    with Connection(broker_url) as connection:
+        connection.default_channel.queue_delete("recovery")
+
+    lost, sent, again = [publisher.publish([message(lane=lane)])[0] for lane in ("recovery", "online", "recovery")]
+
+    assert "NO_ROUTE" in str(lost)
+    assert sent is None
+    assert again is None
+
+
+def test_a_frozen_broker_is_an_error_in_bounded_time(
+    through_proxy: Publisher, proxy: Proxy, eventually: Callable[..., None]
+) -> None:
+    assert through_proxy.publish([message()]) == [None]
+    proxy.freeze()
+
+    begins = time.monotonic()
+    outcomes = through_proxy.publish([message(), message()])
+    took = time.monotonic() - begins
+    proxy.thaw()
+
+    def it_publishes_again() -> None:
+        assert through_proxy.publish([message()]) == [None]
+
+    assert all(isinstance(outcome, Exception) for outcome in outcomes)
+    assert took < BOUND
+    eventually(it_publishes_again)
+
+
+def test_a_broker_that_never_answers_is_an_error_in_bounded_time(through_proxy: Publisher, proxy: Proxy) -> None:
+    proxy.freeze()
+
+    begins = time.monotonic()
+    outcomes = through_proxy.publish([message()])
+    took = time.monotonic() - begins
+
+    assert isinstance(outcomes[0], Exception)
+    assert took < BOUND
+
+
+def test_a_connection_that_broke_while_idle_costs_no_message(through_proxy: Publisher, proxy: Proxy) -> None:
+    assert through_proxy.publish([message()]) == [None]
+    proxy.cut()
+
+    time.sleep(
+        0.1
+    )  # the end of the connection is on its way to this process, and nothing here can tell when it is there
+    outcomes = through_proxy.publish([message()])
+
+    assert outcomes == [None]
+
+
+def test_a_child_process_has_a_connection_of_its_own(publisher: Publisher, broker_url: str) -> None:
+    assert publisher.publish([message()]) == [None]
+
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if publisher.publish([message() for _ in range(20)]) == [None] * 20 else 2
+            publisher.close()
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert publisher.publish([message() for _ in range(20)]) == [None] * 20
+    assert queued(broker_url) == 41
+
+
+def test_a_killed_valkey_is_an_error_until_it_is_back(valkey_server: ValkeyServer, settings: Settings) -> None:
+    app = make_app(settings, valkey_server.url)
+    publisher = Publisher(app, lanes=app.lanes)
+    assert publisher.publish([message()]) == [None]
+    valkey_server.kill()
+
+    (outcome,) = publisher.publish([message()])
+    valkey_server.start()
+
+    assert isinstance(outcome, Exception)
+    assert publisher.publish([message()]) == [None]
+    publisher.close()
