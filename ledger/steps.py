@@ -182,6 +182,10 @@ def claim(  # noqa: PLR0913  # one claim's parts, each by name
     ).fetchone()
     if row is None or row[0] != "claimed":
         return NotYours(reason="stale: no answer" if row is None else row[1])
+    return _claimed(run_id, key, token, row)
+
+
+def _claimed(run_id: UUID, key: Key, token: UUID, row: tuple[Any, ...]) -> Claimed:
     (
         _,
         _,

@@ -2,16 +2,13 @@
 it knows nothing of Celery.
 
 Returning acknowledges the message, and only an answer of the ledger makes it return (P13). Any exception from the
-ledger means *outcome
-unknown*: the identical call is sent again until the ledger answers (P3, P4).
+ledger means *outcome unknown*: the identical call is sent again until it answers (P3, P4).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
@@ -20,12 +17,13 @@ import structlog
 from ..config.crash import crash_point
 from ..config.settings import Settings
 from ..ledger import commit as commits
-from ..ledger import history, steps
-from ..ledger.commit import Answer, Next, Result
+from ..ledger import steps
+from ..ledger.commit import Next, Result
 from ..ledger.connect import Connection
 from ..ledger.errors import ArtifactStoreUnavailable, StepTimeout, describe
 from ..ledger.key import Key
 from ..ledger.steps import Claimed, NotYours, Settled
+from .advance import Advance
 from .attempt import Raised, Returned
 from .ending import diverged
 from .histories import Histories, Replay, record_of, run_info
@@ -36,9 +34,10 @@ from .record import Record
 from .registry import Registry, find_flow
 from .relay import message, redispatch_after
 from .retry import Retry, decide
-from .rows import ending_of, hold_of, row_of
+from .rows import hold_of
 from .signals import masked
 from .step import Step
+from .turn import Turn
 from .wire import Publisher
 
 __all__ = ["Executor"]
@@ -47,34 +46,7 @@ log = structlog.get_logger("safepoint.execute")
 T = TypeVar("T")
 STORE_PAUSE = 5.0  # seconds until a step whose values cannot be read is tried again
 KIND_TIMEOUT = 60.0  # seconds for a step that executes nothing
-MISSES = 2  # stale advances before the run's lock is taken for the whole of it (P26)
 EXECUTED = frozenset({"step", "effect"})
-
-
-@dataclass(slots=True)
-class Turn:
-    """One claimed step under way."""
-
-    claimed: Claimed
-    replay: Replay
-    began: float
-    step: Step[..., Any] | None = None
-    notes: list[dict[str, Any]] = field(default_factory=list)
-    artifacts: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def run_id(self) -> UUID:
-        """The run."""
-        return self.claimed.run_id
-
-    @property
-    def key(self) -> Key:
-        """The step."""
-        return self.claimed.key
-
-    def now(self) -> datetime:
-        """The ledger's clock, carried on by the monotonic one."""
-        return self.claimed.db_now + timedelta(seconds=time.monotonic() - self.began)
 
 
 class Executor:
@@ -98,6 +70,7 @@ class Executor:
         self._publisher = publisher
         self._registry = registry
         self._node_id = node_id
+        self._advance = Advance(settings, loan=loan, histories=histories, performance=performance, node_id=node_id)
 
     def execute(self, run: str, step: str, lane: str) -> None:
         """Execute the step that a message hints at, if the ledger says that it is ours to execute."""
@@ -220,7 +193,7 @@ class Executor:
 
     def _work(self, turn: Turn) -> Sequence[Next]:
         if turn.claimed.kind not in EXECUTED:
-            return self._commit(turn, self._waited(turn))
+            return self._advance.commit(turn, self._waited(turn))
         if turn.step is None:
             self._replayed_again(turn)
             self._release((turn.run_id, turn.key, turn.claimed.token), why="version")
@@ -230,7 +203,7 @@ class Executor:
             return self._failed(turn, StepTimeout(seconds=turn.step.timeout), {})
         refused = self._performance.refusal(turn.claimed)
         if refused is not None:
-            return self._commit(turn, Result("failed", turn.now(), error=describe(refused)))
+            return self._advance.commit(turn, Result("failed", turn.now(), error=describe(refused)))
         done = self._performance.perform(turn.step, turn.replay.driver.asked[turn.key], turn.claimed)
         turn.notes += done.notes
         turn.artifacts += done.artifacts
@@ -248,7 +221,7 @@ class Executor:
                     tokens=done.tokens,
                     usd=done.usd,
                 )
-                return self._commit(turn, result)
+                return self._advance.commit(turn, result)
             case Raised(error=error):
                 return self._failed(turn, error, {"tokens": done.tokens, "usd": done.usd})
 
@@ -268,7 +241,9 @@ class Executor:
         told = describe(error, attempts=claimed.attempt)
         if not isinstance(verdict, Retry):
             log.warning("step.failed", run=str(turn.run_id), step=turn.key.wire, error=told["type"], why=verdict.text)
-            return self._commit(turn, Result("failed", turn.now(), error={**told, "stopped": verdict.text}, **spent))
+            return self._advance.commit(
+                turn, Result("failed", turn.now(), error={**told, "stopped": verdict.text}, **spent)
+            )
         answer = self._asked(
             lambda connection: commits.retry(
                 connection,
@@ -309,154 +284,6 @@ class Executor:
     def _replayed_again(self, turn: Turn) -> None:
         """Keep the driver: it has been fed nothing that is not committed."""
         self._histories.keep(turn.run_id, turn.replay)
-
-    # Advance and commit.
-
-    def _commit(self, turn: Turn, result: Result) -> Sequence[Next]:
-        joins = self._joins(turn)
-        if joins is not None:
-            answer = self._send(turn, result, joins=joins)
-            if answer.verdict != "stale":
-                self._replayed_again(turn)  # not fed: the next claim brings this record with the others
-                return self._committed(turn, answer)
-        state_version = turn.claimed.state_version
-        for miss in range(MISSES + 1):
-            if miss or turn.replay.seen > state_version:
-                state_version = self._reread(turn)
-            answer = self._advanced(turn, result, state_version)
-            if answer.verdict != "stale":
-                return self._committed(turn, answer)
-        return self._committed(
-            turn, self._asked(lambda connection: self._locked(connection, turn, result), masking=True)
-        )
-
-    def _joins(self, turn: Turn) -> str | None:
-        """Name the gather whose other members are still open: then this outcome lets nothing new be asked (P26)."""
-        asked = turn.replay.driver.asked.get(turn.key)
-        if asked is None or asked.joins is None:
-            return None
-        others = (one for key, one in turn.replay.driver.asked.items() if one.joins == asked.joins and key != turn.key)
-        return asked.joins if next(others, None) is not None else None
-
-    def _advanced(
-        self, turn: Turn, result: Result, state_version: int, *, connection: Connection | None = None
-    ) -> Answer:
-        """Feed the outcome, and commit it with all that follows; the driver is kept only if the ledger stored just
-        that.
-        """
-        replay, driver = turn.replay, turn.replay.driver
-        self._histories.feed(replay, [self._tentative(turn, result, seq=state_version + 1)])
-        outcome = driver.outcome
-        flow_notes = [{"type": "note", "data": dict(note)} for note in driver.take_notes()]
-        ending = self._performance.stored(
-            ending_of(outcome, last=turn.key), tenant=turn.claimed.run["tenant"], artifacts=turn.artifacts
-        )
-        answer = self._send(
-            turn,
-            result,
-            connection=connection,
-            advanced_from=state_version,
-            ending=ending,
-            hold=hold_of(outcome, run_id=turn.run_id),
-            asked=[row_of(asked, run_id=turn.run_id) for asked in driver.take_new()],
-            flow_notes=flow_notes,
-        )
-        if answer.verdict == "committed" and answer.state_version == state_version + 1 and outcome is None:
-            self._histories.keep(turn.run_id, replay)
-        else:
-            driver.close()
-        return answer
-
-    def _tentative(self, turn: Turn, result: Result, *, seq: int) -> Record:
-        claimed = turn.claimed
-        return Record(
-            seq,
-            turn.key,
-            claimed.kind,
-            result.status,
-            result.at,
-            claimed.input_hash,
-            result.data,
-            result.encoding,
-            result.error,
-            result.tokens,
-            float(result.usd),
-        )
-
-    def _reread(self, turn: Turn) -> int:
-        """Begin the flow anew from what is committed by now; the step itself is never repeated for that."""
-        found = self._asked(lambda connection: history.read(connection, turn.run_id))
-        return self._rebuild(turn, found)
-
-    def _rebuild(self, turn: Turn, found: history.History) -> int:
-        turn.replay.driver.close()
-        flow = turn.replay.driver.flow
-        info = run_info(
-            turn.run_id, found.run, generation=found.generation, data=found.input, encoding=found.input_encoding
-        )
-        turn.replay = self._histories.build(
-            flow, info, era=found.era, load=self._performance.loader(found.run["tenant"])
-        )
-        self._histories.feed(turn.replay, [record_of(row) for row in found.rows])
-        turn.replay.driver.take_new()  # asked for by commits before this one
-        turn.replay.driver.take_notes()
-        return found.state_version
-
-    def _locked(self, connection: Connection, turn: Turn, result: Result) -> Answer:
-        """Advance under the run's lock: nobody can come in between (P26)."""
-        with connection.transaction():
-            history.lock(connection, turn.run_id)
-            return self._advanced(
-                turn, result, self._rebuild(turn, history.read(connection, turn.run_id)), connection=connection
-            )
-
-    def _send(
-        self,
-        turn: Turn,
-        result: Result,
-        *,
-        connection: Connection | None = None,
-        flow_notes: Sequence[dict[str, Any]] = (),
-        advanced_from: int | None = None,
-        **follows: Any,
-    ) -> Answer:
-        settle = self.loan.take_published()
-
-        def send(connection: Connection) -> Answer:
-            return commits.commit(
-                connection,
-                turn.run_id,
-                turn.key,
-                token=turn.claimed.token,
-                node=self._node_id,
-                result=result,
-                advanced_from=advanced_from,
-                notes=[*turn.notes, *flow_notes],
-                artifacts=turn.artifacts,
-                grace=self.settings.relay.grace,
-                settle=settle,
-                **follows,
-            )
-
-        return send(connection) if connection is not None else self._asked(send, masking=True)
-
-    def _committed(self, turn: Turn, answer: Answer) -> Sequence[Next]:
-        if answer.verdict == "lost":
-            turn.replay.driver.close()
-            log.warning(
-                "lease.refused", run=str(turn.run_id), step=turn.key.wire, epoch=turn.claimed.epoch, error="LeaseLost"
-            )
-            return ()
-        crash_point("commit.after", turn.key.wire)
-        log.info(
-            "step.committed",
-            run=str(turn.run_id),
-            step=turn.key.wire,
-            epoch=turn.claimed.epoch,
-            late=answer.late,
-            run_status=answer.run_status,
-        )
-        return answer.rows
 
     # Publish.
 

@@ -1,0 +1,196 @@
+"""Advances a run's flow with a new outcome and commits both together; the step itself is never repeated for that (P26).
+
+Any exception from a commit means *outcome unknown*: the identical call is sent again until the ledger answers (P3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import structlog
+
+from ..config.crash import crash_point
+from ..config.settings import Settings
+from ..ledger import commit as commits
+from ..ledger import history
+from ..ledger.commit import Answer, Next, Result
+from ..ledger.connect import Connection
+from .histories import Histories, record_of, run_info
+from .loan import Loan
+from .performance import Performance
+from .record import Record
+from .rows import ending_of, hold_of, row_of
+from .signals import masked
+from .turn import Turn
+
+__all__ = ["Advance"]
+
+log = structlog.get_logger("safepoint.advance")
+T = TypeVar("T")
+MISSES = 2  # stale advances before the run's lock is taken for the whole of it
+
+
+class Advance:
+    """The only place that ends a step."""
+
+    def __init__(
+        self, settings: Settings, *, loan: Loan, histories: Histories, performance: Performance, node_id: str
+    ) -> None:
+        self.settings = settings
+        self.loan = loan
+        self._histories = histories
+        self._performance = performance
+        self._node_id = node_id
+
+    def commit(self, turn: Turn, result: Result) -> Sequence[Next]:
+        """Store the outcome, and with it what the flow asks for next; return the rows to be published."""
+        joins = self._joins(turn)
+        if joins is not None:
+            answer = self._send(turn, result, joins=joins)
+            if answer.verdict != "stale":
+                self._histories.keep(
+                    turn.run_id, turn.replay
+                )  # not fed: the next claim brings this record with the others
+                return self._committed(turn, answer)
+        state_version = turn.claimed.state_version
+        for miss in range(MISSES + 1):
+            if miss or turn.replay.seen > state_version:
+                state_version = self._reread(turn)
+            answer = self._advanced(turn, result, state_version)
+            if answer.verdict != "stale":
+                return self._committed(turn, answer)
+        return self._committed(turn, self._masked(lambda connection: self._locked(connection, turn, result)))
+
+    def _joins(self, turn: Turn) -> str | None:
+        """Name the gather whose other members are still open: then this outcome lets nothing new be asked (P26)."""
+        asked = turn.replay.driver.asked.get(turn.key)
+        if asked is None or asked.joins is None:
+            return None
+        others = (one for key, one in turn.replay.driver.asked.items() if one.joins == asked.joins and key != turn.key)
+        return asked.joins if next(others, None) is not None else None
+
+    def _advanced(
+        self, turn: Turn, result: Result, state_version: int, *, connection: Connection | None = None
+    ) -> Answer:
+        """Feed the outcome, and commit it with all that follows; the driver is kept only if the ledger stored just
+        that.
+        """
+        replay, driver = turn.replay, turn.replay.driver
+        self._histories.feed(replay, [self._tentative(turn, result, seq=state_version + 1)])
+        outcome = driver.outcome
+        flow_notes = [{"type": "note", "data": dict(note)} for note in driver.take_notes()]
+        ending = self._performance.stored(
+            ending_of(outcome, last=turn.key), tenant=turn.claimed.run["tenant"], artifacts=turn.artifacts
+        )
+        answer = self._send(
+            turn,
+            result,
+            connection=connection,
+            advanced_from=state_version,
+            ending=ending,
+            hold=hold_of(outcome, run_id=turn.run_id),
+            asked=[row_of(asked, run_id=turn.run_id) for asked in driver.take_new()],
+            flow_notes=flow_notes,
+        )
+        if answer.verdict == "committed" and answer.state_version == state_version + 1 and outcome is None:
+            self._histories.keep(turn.run_id, replay)
+        else:
+            driver.close()
+        return answer
+
+    def _tentative(self, turn: Turn, result: Result, *, seq: int) -> Record:
+        claimed = turn.claimed
+        return Record(
+            seq,
+            turn.key,
+            claimed.kind,
+            result.status,
+            result.at,
+            claimed.input_hash,
+            result.data,
+            result.encoding,
+            result.error,
+            result.tokens,
+            float(result.usd),
+        )
+
+    def _reread(self, turn: Turn) -> int:
+        """Begin the flow anew from what is committed by now; the step itself is never repeated for that."""
+        found = self.loan.ask(lambda connection: history.read(connection, turn.run_id), starting=False)
+        return self._rebuild(turn, found)
+
+    def _rebuild(self, turn: Turn, found: history.History) -> int:
+        turn.replay.driver.close()
+        flow = turn.replay.driver.flow
+        info = run_info(
+            turn.run_id, found.run, generation=found.generation, data=found.input, encoding=found.input_encoding
+        )
+        turn.replay = self._histories.build(
+            flow, info, era=found.era, load=self._performance.loader(found.run["tenant"])
+        )
+        self._histories.feed(turn.replay, [record_of(row) for row in found.rows])
+        turn.replay.driver.take_new()  # asked for by commits before this one
+        turn.replay.driver.take_notes()
+        return found.state_version
+
+    def _locked(self, connection: Connection, turn: Turn, result: Result) -> Answer:
+        """Advance under the run's lock: nobody can come in between (P26)."""
+        with connection.transaction():
+            history.lock(connection, turn.run_id)
+            return self._advanced(
+                turn, result, self._rebuild(turn, history.read(connection, turn.run_id)), connection=connection
+            )
+
+    def _send(
+        self,
+        turn: Turn,
+        result: Result,
+        *,
+        connection: Connection | None = None,
+        flow_notes: Sequence[dict[str, Any]] = (),
+        advanced_from: int | None = None,
+        **follows: Any,
+    ) -> Answer:
+        settle = self.loan.take_published()
+
+        def send(connection: Connection) -> Answer:
+            return commits.commit(
+                connection,
+                turn.run_id,
+                turn.key,
+                token=turn.claimed.token,
+                node=self._node_id,
+                result=result,
+                advanced_from=advanced_from,
+                notes=[*turn.notes, *flow_notes],
+                artifacts=turn.artifacts,
+                grace=self.settings.relay.grace,
+                settle=settle,
+                **follows,
+            )
+
+        return send(connection) if connection is not None else self._masked(send)
+
+    def _committed(self, turn: Turn, answer: Answer) -> Sequence[Next]:
+        if answer.verdict == "lost":
+            turn.replay.driver.close()
+            log.warning(
+                "lease.refused", run=str(turn.run_id), step=turn.key.wire, epoch=turn.claimed.epoch, error="LeaseLost"
+            )
+            return ()
+        crash_point("commit.after", turn.key.wire)
+        log.info(
+            "step.committed",
+            run=str(turn.run_id),
+            step=turn.key.wire,
+            epoch=turn.claimed.epoch,
+            late=answer.late,
+            run_status=answer.run_status,
+        )
+        return answer.rows
+
+    def _masked(self, ask: Callable[[Connection], T]) -> T:
+        """Ask the ledger until it answers, with signals held back."""
+        with masked():
+            return self.loan.ask(ask, starting=False)
