@@ -58,11 +58,12 @@ class Child:
 
 @dataclass(slots=True)
 class Children:
-    """All children; `tell` gets what is worth saying, `write` each line that a child writes."""
+    """All children; `tell` gets what is worth saying, `write` each line of a child's, `died` each death."""
 
     plans: Sequence[Plan]
     tell: Callable[[str], None]
     write: Callable[[str, bytes], None]
+    died: Callable[[Child, int], None] | None = None
     children: list[Child] = field(default_factory=list)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
@@ -123,6 +124,8 @@ class Children:
         child.delay = min(child.delay * 2, LONGEST_DELAY) if soon and child.starts > 1 else FIRST_DELAY
         child.start_at = time.monotonic() + child.delay
         self.tell(f"{child.plan.name} {_ending(code)}; starting it again in {child.delay:g} s")
+        if self.died is not None:
+            self.died(child, code)
 
     def _bury(self, child: Child) -> int:
         assert child.process is not None  # the caller has looked

@@ -112,4 +112,6 @@ _LONG = frozenset({"detail", "evidence"})
 def _told(value: object) -> str:
     if isinstance(value, Mapping) and "type" in value:
         return short(f"{value['type']}: {value.get('message', '')}", width=60)
+    if isinstance(value, str) and "T" in value and (time := clock(value)):
+        return time
     return short(value, width=60)
