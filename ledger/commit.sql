@@ -88,7 +88,7 @@ BEGIN
     END IF;
     IF NOT stopping AND p_ending IS NOT NULL THEN
         IF p_ending->>'status' = 'continued' THEN
-            next_rows := continue_v1(r, p_ending, p_ending_data, p_ending_encoding, instant);
+            next_rows := continue_v1(r, p_ending, p_ending_data, p_ending_encoding, p_grace, instant);
         ELSE
             UPDATE runs SET ending = p_ending->>'status', error = nullif(p_ending->'error', 'null'), result = p_ending_data, result_encoding = p_ending_encoding
              WHERE run_id = p_run;
@@ -196,10 +196,11 @@ BEGIN
 END $$;
 
 -- A new generation: its own @start, the old one's rows stay as history.
-CREATE FUNCTION safepoint.continue_v1(r safepoint.runs, p_ending jsonb, p_input bytea, p_encoding text, p_now timestamptz) RETURNS jsonb
-LANGUAGE plpgsql SET search_path = safepoint, pg_temp AS $$
+CREATE FUNCTION safepoint.continue_v1(r safepoint.runs, p_ending jsonb, p_input bytea, p_encoding text, p_grace double precision,
+    p_now timestamptz) RETURNS jsonb LANGUAGE plpgsql
+SET search_path = safepoint, pg_temp AS $$
 DECLARE
-    due timestamptz := CASE WHEN r.holds <> '{}' OR r.paused_at IS NOT NULL THEN 'infinity' ELSE p_now END;
+    due timestamptz := CASE WHEN r.holds <> '{}' OR r.paused_at IS NOT NULL THEN 'infinity' ELSE p_now + make_interval(secs => p_grace) END;
 BEGIN
     UPDATE runs SET generation = r.generation + 1, input = p_input, input_encoding = p_encoding, input_hash = decode(p_ending->>'hash', 'hex')
      WHERE run_id = r.run_id;

@@ -80,6 +80,9 @@ CREATE TABLE safepoint.steps (
     step_id         text NOT NULL,
     iteration       integer NOT NULL,
     tenant_id       text NOT NULL,
+    -- Of a start alone: what it is admitted by, from the run (P12); an index cannot look into another table.
+    priority        integer NOT NULL DEFAULT 0,
+    deadline        timestamptz,
     kind            text NOT NULL CONSTRAINT steps_kind CHECK (kind IN
         ('start', 'step', 'effect', 'timer', 'signal', 'approval', 'child', 'advance', 'cancel', 'lookup', 'compensation')),
     name            text NOT NULL,
@@ -137,6 +140,8 @@ CREATE TABLE safepoint.steps (
 ) WITH (fillfactor = 70);
 CREATE UNIQUE INDEX steps_history ON safepoint.steps (run_id, commit_seq) WHERE commit_seq IS NOT NULL;
 CREATE INDEX steps_due ON safepoint.steps (lane, (kind = 'start' AND dispatched_at IS NULL), due_at) WHERE status = 'ready';
+CREATE INDEX steps_starts ON safepoint.steps (lane, tenant_id, priority DESC, deadline, due_at)
+    WHERE status = 'ready' AND kind = 'start' AND dispatched_at IS NULL;
 CREATE INDEX steps_waits_due ON safepoint.steps (due_at) WHERE status = 'waiting' AND due_at IS NOT NULL;
 CREATE INDEX steps_open ON safepoint.steps (run_id) WHERE status IN ('ready', 'running', 'waiting', 'held');
 CREATE INDEX steps_running ON safepoint.steps (owner, claim_token) WHERE status = 'running';

@@ -1,6 +1,7 @@
 -- What may be published now. A step is due by its own column (P10); continuing steps go straight out, starts and re-dispatches are admitted
--- within the lane's window, tenants in turn, then priority, then deadline (P12). A dispatched row is due again after the grace, so a relay
--- that dies before it settles loses nothing. Only SKIP LOCKED, and neither status nor fence is touched: no run lock is needed here.
+-- within the lane's window, tenants in turn, then priority, then deadline (P12). A row that was dispatched and not settled is due again after
+-- the grace and goes out again: its relay died, or the broker did not answer. Only SKIP LOCKED, and neither status nor fence is touched: no run
+-- lock is needed here.
 CREATE FUNCTION safepoint.dispatch_v1(p_limit integer, p_grace double precision, p_redispatch double precision)
 RETURNS TABLE (
     run_id uuid, generation integer, path text, step_id text, iteration integer, kind text, name text, lane text, attempt integer, epoch integer,
@@ -10,39 +11,61 @@ SET search_path = safepoint, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     l record;
-    room integer;
+    sends integer;
+    slots integer;
+    lost_before timestamptz;
     instant timestamptz := safepoint.now();
 BEGIN
-    FOR l IN SELECT DISTINCT x.name FROM lanes x WHERE NOT x.paused AND EXISTS (
-                 SELECT FROM steps s WHERE s.status = 'ready' AND s.lane = x.name AND s.due_at <= instant) ORDER BY x.name LOOP
-        room := lane_room_v1(l.name, p_limit);
-        CONTINUE WHEN room IS NULL;
+    -- Two questions, because the index of what is due, steps_due, has the kind of admission before the time.
+    FOR l IN SELECT x.name, x.rate IS NOT NULL OR x.in_flight IS NOT NULL AS is_limited FROM lanes x WHERE NOT x.paused AND (
+                 EXISTS (SELECT FROM steps s WHERE s.status = 'ready' AND s.lane = x.name
+                    AND (s.kind = 'start' AND s.dispatched_at IS NULL) = false AND s.due_at <= instant)
+                 OR EXISTS (SELECT FROM steps s WHERE s.status = 'ready' AND s.lane = x.name
+                    AND (s.kind = 'start' AND s.dispatched_at IS NULL) = true AND s.due_at <= instant)) ORDER BY x.name LOOP
+        SELECT * INTO sends, slots FROM lane_room_v1(l.name, p_limit);
+        CONTINUE WHEN sends IS NULL;
+        lost_before := lost_before_v1(l.name, p_redispatch);
         RETURN QUERY
-        WITH served AS MATERIALIZED (
-            SELECT DISTINCT f FROM nodes n, unnest(n.flows) AS f
+        WITH RECURSIVE live AS MATERIALIZED (
+            SELECT DISTINCT n.flows, n.steps FROM nodes n
              WHERE n.stopped_at IS NULL AND n.lease_until > instant AND NOT n.draining AND l.name = ANY (n.lanes)
+        ), tenants AS (
+            -- One look into steps_starts for each tenant, however many starts it has: who comes last is seen as well as who came first.
+            (SELECT s.tenant_id FROM steps s WHERE s.status = 'ready' AND s.kind = 'start' AND s.dispatched_at IS NULL AND s.lane = l.name
+              ORDER BY s.tenant_id LIMIT 1)
+            UNION ALL
+            SELECT (SELECT s.tenant_id FROM steps s WHERE s.status = 'ready' AND s.kind = 'start' AND s.dispatched_at IS NULL AND s.lane = l.name
+                       AND s.tenant_id > t.tenant_id ORDER BY s.tenant_id LIMIT 1)
+              FROM tenants t WHERE t.tenant_id IS NOT NULL
+        ), share AS MATERIALIZED (
+            SELECT 1 + p_limit / greatest(1, count(t.tenant_id)) AS rows FROM tenants t
         ), candidates AS MATERIALIZED (
-            (SELECT s.*, true AS straight FROM steps s WHERE s.status = 'ready' AND s.lane = l.name
+            (SELECT s.*, true AS goes_on FROM steps s WHERE s.status = 'ready' AND s.lane = l.name
                 AND (s.kind = 'start' AND s.dispatched_at IS NULL) = false AND s.due_at <= instant ORDER BY s.due_at LIMIT p_limit * 4)
             UNION ALL
-            (SELECT s.*, false FROM steps s WHERE s.status = 'ready' AND s.lane = l.name
-                AND (s.kind = 'start' AND s.dispatched_at IS NULL) = true AND s.due_at <= instant ORDER BY s.due_at LIMIT p_limit * 10)
+            (SELECT c.*, false FROM tenants t CROSS JOIN LATERAL (
+                SELECT s.* FROM steps s WHERE s.status = 'ready' AND s.kind = 'start' AND s.dispatched_at IS NULL AND s.lane = l.name
+                   AND s.tenant_id = t.tenant_id AND s.due_at <= instant
+                 ORDER BY s.priority DESC, s.deadline, s.due_at LIMIT (SELECT rows FROM share)) c)
         ), judged AS MATERIALIZED (
             SELECT c.run_id, c.generation, c.path, c.step_id, c.iteration, c.dispatched_at, c.due_at, c.tenant_id, r.priority, r.deadline,
-                   c.straight AND c.dispatched_at IS NULL AS straight,
-                   (r.flow || '@' || r.workflow_version) IN (SELECT f FROM served) AS is_served,
-                   c.dispatched_at IS NULL OR is_lost_v1(l.name, c.dispatched_at, p_redispatch) AS is_sendable
+                   c.goes_on AND c.dispatched_at IS NULL AS straight,
+                   EXISTS (SELECT FROM live v WHERE r.flow || '@' || r.workflow_version = ANY (v.flows)
+                              AND (c.kind NOT IN ('step', 'effect') OR v.steps = '{}' OR c.name = ANY (v.steps))) AS is_served,
+                   c.dispatched_at IS NULL OR c.dispatched_at < lost_before
+                       OR c.due_at <= c.dispatched_at + make_interval(secs => p_grace) AS is_sendable
               FROM candidates c JOIN runs r ON r.run_id = c.run_id
         ), ranked AS (
-            SELECT j.*, row_number() OVER (PARTITION BY straight, j.tenant_id ORDER BY j.priority DESC, j.deadline NULLS LAST, j.due_at) AS turn
+            SELECT j.*, row_number() OVER (PARTITION BY straight, j.tenant_id ORDER BY j.priority DESC, j.deadline, j.due_at) AS turn,
+                   -- Who takes a slot: not what has been dispatched before, for that has one.
+                   j.dispatched_at IS NULL AND (l.is_limited OR NOT j.straight) AS takes_slot
               FROM judged j WHERE is_served AND is_sendable
+        ), placed AS (
+            SELECT k.*, row_number() OVER (PARTITION BY takes_slot ORDER BY straight DESC, turn, priority DESC, deadline, due_at, run_id) AS place
+              FROM ranked k
         ), admitted AS (
-            SELECT a.* FROM (
-                SELECT k.*, row_number() OVER (ORDER BY straight DESC, turn, priority DESC, deadline NULLS LAST, due_at) AS place,
-                       count(*) FILTER (WHERE NOT straight) OVER (ORDER BY straight DESC, turn, priority DESC, deadline NULLS LAST, due_at) AS bounded
-                  FROM ranked k) a
-             WHERE a.place <= CASE WHEN lane_is_limited_v1(l.name) THEN room ELSE p_limit END
-               AND (lane_is_limited_v1(l.name) OR a.straight OR a.bounded <= room)
+            SELECT * FROM placed WHERE NOT takes_slot OR place <= slots
+             ORDER BY straight DESC, turn, priority DESC, deadline, due_at, run_id LIMIT sends
         ), locked AS (
             SELECT s.run_id, s.generation, s.path, s.step_id, s.iteration FROM admitted a
               JOIN steps s USING (run_id, generation, path, step_id, iteration)
@@ -73,58 +96,57 @@ BEGIN
              WHERE s.run_id = k.run_id AND s.generation = k.generation AND s.path = k.path AND s.step_id = k.step_id AND s.iteration = k.iteration
         )
         SELECT * FROM sent;
-        GET DIAGNOSTICS room = ROW_COUNT;
-        PERFORM lane_take_v1(l.name, room);
+        GET DIAGNOSTICS sends = ROW_COUNT;
+        UPDATE lanes x SET tokens = x.tokens - sends WHERE x.name = l.name AND x.rate IS NOT NULL AND sends > 0;
     END LOOP;
 END $$;
 
-CREATE FUNCTION safepoint.lane_is_limited_v1(p_lane text) RETURNS boolean LANGUAGE sql STABLE
-SET search_path = safepoint, pg_temp AS $$ SELECT rate IS NOT NULL OR in_flight IS NOT NULL FROM lanes WHERE name = p_lane $$;
-
--- How many of a lane may go out now. Limited lanes: the bucket and the in-flight cap, under the lane's row lock, so that the limit holds over
--- any number of relays; NULL when another relay has the lane. Counted from rows, never kept in a counter a dead relay would leak (P12).
-CREATE FUNCTION safepoint.lane_room_v1(p_lane text, p_limit integer) RETURNS integer LANGUAGE plpgsql
+-- How many messages of a lane may go out now (`sends`), and how many rows that are not in flight yet may join those that are (`slots`): within
+-- the window, or the in-flight cap. Under the lane's row lock, so that both hold over any number of relays; while another relay has it, a
+-- limited lane answers nothing, another one lets only continuing steps out. Counted from rows, never kept in a counter that a dead relay
+-- would leak (P12). A weakness: at the edge of its bucket a lane may send its burst and one second's rate within a second.
+CREATE FUNCTION safepoint.lane_room_v1(p_lane text, p_limit integer) RETURNS TABLE (sends integer, slots integer) LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
     l lanes%ROWTYPE;
-    room double precision := p_limit;
     instant timestamptz;
+    sent integer;
 BEGIN
-    IF NOT lane_is_limited_v1(p_lane) THEN
-        SELECT least(p_limit, greatest(0, "window" - (SELECT count(*) FROM (SELECT FROM steps
-                WHERE status = 'ready' AND lane = p_lane AND dispatched_at IS NOT NULL LIMIT "window") x)))
-          INTO room FROM lanes WHERE name = p_lane;
-        RETURN room;
-    END IF;
     SELECT * INTO l FROM lanes WHERE name = p_lane FOR NO KEY UPDATE SKIP LOCKED;
-    IF NOT FOUND THEN RETURN NULL; END IF;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT p_limit, 0 FROM lanes x WHERE x.name = p_lane AND x.rate IS NULL AND x.in_flight IS NULL;
+        RETURN;
+    END IF;
     instant := safepoint.now();
+    sends := p_limit;
     IF l.rate IS NOT NULL THEN
-        l.tokens := least(coalesce(l.burst, greatest(l.rate, 1)),
-            l.tokens + l.rate * least(extract(epoch FROM instant - greatest(l.refilled_at, instant - interval '1 day')), 86400));
+        l.tokens := least(coalesce(l.burst, greatest(l.rate, 1)), l.tokens + l.rate * greatest(0, least(86400,
+            extract(epoch FROM instant - greatest(l.refilled_at, instant - interval '1 day')))));
         UPDATE lanes SET tokens = l.tokens, refilled_at = instant WHERE name = p_lane;
-        room := least(room, floor(l.tokens));
+        sends := least(p_limit, floor(l.tokens));
     END IF;
-    IF l.in_flight IS NOT NULL THEN
-        room := least(room, l.in_flight
-            - (SELECT count(*) FROM steps WHERE status = 'running' AND claimed_from = p_lane)
-            - (SELECT count(*) FROM steps WHERE status = 'ready' AND lane = p_lane AND dispatched_at IS NOT NULL));
-    END IF;
-    RETURN greatest(room, 0);
+    sent := (SELECT count(*) FROM (SELECT FROM steps WHERE status = 'ready' AND lane = p_lane AND dispatched_at IS NOT NULL LIMIT l."window") x);
+    slots := greatest(0, least(l."window" - sent, l.in_flight - sent
+        - CASE WHEN l.in_flight IS NOT NULL THEN (SELECT count(*) FROM steps WHERE status = 'running' AND claimed_from = p_lane) END));
+    RETURN NEXT;
 END $$;
 
-CREATE FUNCTION safepoint.lane_take_v1(p_lane text, p_taken integer) RETURNS void LANGUAGE sql
+-- P11: what was dispatched before this instant and not claimed is lost: the lane has overtaken it by more than the wait, or live nodes with
+-- a free hand have consumed the lane that long and found nothing to claim.
+CREATE FUNCTION safepoint.lost_before_v1(p_lane text, p_redispatch double precision) RETURNS timestamptz LANGUAGE plpgsql STABLE
 SET search_path = safepoint, pg_temp AS $$
-    UPDATE lanes SET tokens = tokens - p_taken WHERE name = p_lane AND rate IS NOT NULL AND p_taken > 0
-$$;
-
--- P11: lost is what the lane has overtaken by more than the wait, or what lies in a lane that live, idle nodes consume without claiming.
-CREATE FUNCTION safepoint.is_lost_v1(p_lane text, p_dispatched timestamptz, p_redispatch double precision) RETURNS boolean LANGUAGE sql STABLE
-SET search_path = safepoint, pg_temp AS $$
-    SELECT coalesce(bool_or(
-        to_timestamp((n.marks->p_lane->>1)::double precision) > p_dispatched + make_interval(secs => p_redispatch)), false)
-        OR (coalesce(bool_or(n.stopped_at IS NULL AND n.lease_until > safepoint.now() AND NOT n.draining AND cardinality(n.active) < n.concurrency
-                AND greatest(n.started_at, p_dispatched) < safepoint.now() - make_interval(secs => p_redispatch)), false)
-            AND coalesce(max(to_timestamp((n.marks->p_lane->>0)::double precision)), '-infinity') < safepoint.now() - make_interval(secs => p_redispatch))
-      FROM nodes n WHERE p_lane = ANY (n.lanes) AND n.lease_until > safepoint.now() - interval '1 hour'
-$$;
+DECLARE
+    patience interval := make_interval(secs => p_redispatch);
+    instant timestamptz := safepoint.now();
+    overtaken timestamptz;
+    claimed timestamptz;
+    is_idle boolean;
+BEGIN
+    SELECT max(to_timestamp((n.marks->p_lane->>1)::double precision)), max(to_timestamp((n.marks->p_lane->>0)::double precision)),
+           bool_or(n.stopped_at IS NULL AND n.lease_until > instant AND NOT n.draining AND cardinality(n.active) < n.concurrency
+               AND n.started_at < instant - patience)
+      INTO overtaken, claimed, is_idle
+      FROM nodes n WHERE p_lane = ANY (n.lanes) AND n.lease_until > instant - interval '1 hour';
+    RETURN greatest('-infinity', overtaken - patience,
+        CASE WHEN is_idle AND coalesce(claimed, '-infinity') < instant - patience THEN instant - patience END);
+END $$;

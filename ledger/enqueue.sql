@@ -163,9 +163,10 @@ BEGIN
             RETURNING run_id
     )
     SELECT coalesce(array_agg(run_id), '{}') INTO made FROM written;
-    INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, kind, name, status, lane, home_lane, due_at, ready_at, created_at)
-        SELECT x.run_id, 1, '', '@start', 1, x.tenant, 'start', x.flow, 'ready', 'online', 'online', greatest(instant, x.start_at),
-               greatest(instant, x.start_at), instant
+    INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, priority, deadline, kind, name, status, lane, home_lane, due_at,
+                       ready_at, created_at)
+        SELECT x.run_id, 1, '', '@start', 1, x.tenant, x.priority, x.deadline, 'start', x.flow, 'ready', 'online', 'online',
+               greatest(instant, x.start_at), greatest(instant, x.start_at), instant
           FROM unnest(p_rows) AS x WHERE x.run_id IN (SELECT unnest(made));
     INSERT INTO events (run_id, seq, tenant_id, type, data, at)
         SELECT x.run_id, 1, x.tenant, 'run.queued', jsonb_build_object('flow', x.flow, 'version', x.version), instant

@@ -139,8 +139,8 @@ Index("runs_children", runs.c.parent_run_id, postgresql_where=text("parent_run_i
 
 steps = Table(
     "steps", METADATA,
-    *_step_key(), _must("tenant_id", Text), _must("kind", Text), _must("name", Text), _must("status", Text),
-    _may("reason", JSONB),
+    *_step_key(), _must("tenant_id", Text), _must("priority", Integer, 0), _may("deadline", _INSTANT),
+    _must("kind", Text), _must("name", Text), _must("status", Text), _may("reason", JSONB),
     _must("lane", Text), _must("home_lane", Text), _may("claimed_from", Text), _may("uses", Text),
     _may("due_at", _INSTANT), _must("ready_at", _INSTANT), _may("dispatched_at", _INSTANT),
     _must("dispatches", Integer, 0),
@@ -174,6 +174,15 @@ Index(
     text("(kind = 'start' AND dispatched_at IS NULL)"),
     steps.c.due_at,
     postgresql_where=text("status = 'ready'"),
+)
+Index(
+    "steps_starts",
+    steps.c.lane,
+    steps.c.tenant_id,
+    steps.c.priority.desc(),
+    steps.c.deadline,
+    steps.c.due_at,
+    postgresql_where=text("status = 'ready' AND kind = 'start' AND dispatched_at IS NULL"),
 )
 Index("steps_waits_due", steps.c.due_at, postgresql_where=text("status = 'waiting' AND due_at IS NOT NULL"))
 Index("steps_open", steps.c.run_id, postgresql_where=text(_OPEN))

@@ -23,13 +23,18 @@ _child = runs.alias("child_run")
 
 
 def _is_served() -> ColumnElement[bool]:
-    """Whether a live node takes this step's lane and serves its run's version: what dispatch asks as well (P15)."""
+    """Whether a live node takes this step's lane and serves its run's version and code: what dispatch asks (P15)."""
     return exists().where(
         nodes.c.stopped_at.is_(None),
         nodes.c.lease_until > NOW,
         ~nodes.c.draining,
         steps.c.lane == func.any(nodes.c.lanes),
         (runs.c.flow + "@" + runs.c.workflow_version) == func.any(nodes.c.flows),
+        or_(
+            steps.c.kind.not_in(("step", "effect")),
+            func.cardinality(nodes.c.steps) == 0,
+            steps.c.name == func.any(nodes.c.steps),
+        ),
     )
 
 
