@@ -18,7 +18,8 @@ class _NoLoop:
     """Stands where asyncio looks for its running loop."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise ForeignAwait(what=f"asyncio (it asked for the event loop's {name})")
+        what = f"what asyncio gives (it asked for the loop's {name}; safepoint has a sleep and a gather of its own)"
+        raise ForeignAwait(what=what)
 
 
 _NO_LOOP = cast("asyncio.AbstractEventLoop", _NoLoop())

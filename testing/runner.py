@@ -51,8 +51,8 @@ def run_flow(  # noqa: PLR0913  # each is an option that users write by name
 
     `steps` gives what stands in for a step: a function, an exception to raise, or a value; other steps run as they are,
     other effects are refused. `approvals` and `signals` answer by name, a list answers one wait after the other.
-    `order="shuffle"` commits in an order that `seed` decides. Time jumps over every delay. `cancel_after` cancels after so
-    many commits.
+    `order="shuffle"` commits in an order that `seed` decides. Time jumps over every delay. `cancel_after` cancels after
+    so many commits.
     """
     world = World(
         script=Script(steps=steps or {}, approvals=approvals or {}, signals=signals or {}),
