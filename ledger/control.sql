@@ -105,14 +105,16 @@ BEGIN
     IF NOT FOUND THEN RETURN 'unknown'; END IF;
     instant := safepoint.now();
     IF r.status <> 'failed' THEN RETURN 'not failed: ' || r.status; END IF;
-    IF r.parent_run_id IS NOT NULL AND EXISTS (SELECT FROM mailbox WHERE run_id = r.parent_run_id AND dedupe = 'child:' || p_run) THEN
-        RETURN 'refused: its parent has already been told';
-    END IF;
+    -- Its flow has heard of the cancel, and would hear of it again.
+    IF r.cancel_at IS NOT NULL THEN RETURN 'refused: it failed while it was being cancelled'; END IF;
     IF EXISTS (SELECT FROM effects WHERE run_id = p_run AND status IN ('executing', 'unknown')) THEN RETURN 'refused: unsettled effects'; END IF;
     IF EXISTS (SELECT FROM steps WHERE run_id = p_run AND kind = 'compensation') THEN RETURN 'refused: compensation has begun'; END IF;
     IF r.deadline <= instant THEN RETURN 'refused: the deadline has passed'; END IF;
+    -- The parent must not hear of an end that is none. Should a relay be delivering it, this waits; then it has been told.
+    DELETE FROM outbox_messages WHERE run_id = p_run AND kind = 'child_end';
+    IF NOT FOUND AND r.parent_run_id IS NOT NULL THEN RETURN 'refused: its parent has already been told'; END IF;
     UPDATE runs SET status = 'running', attempt = attempt + 1, finished_at = NULL, ending = NULL, error = NULL, result = NULL, result_encoding = NULL,
-           reason = NULL, updated_at = instant, state_version = state_version + 1 WHERE run_id = p_run;
+           paused_at = NULL, reason = NULL, updated_at = instant, state_version = state_version + 1 WHERE run_id = p_run;
     UPDATE steps SET status = 'ready', commit_seq = NULL, error = NULL, committed_token = NULL, attempt = 1, ready_at = instant, due_at = instant,
            dispatched_at = NULL, dispatches = 0, first_claimed_at = NULL, committed_at = NULL
      WHERE run_id = p_run AND generation = r.generation AND status = 'failed' AND kind IN ('step', 'effect')
@@ -133,11 +135,16 @@ DECLARE
     x record;
     n integer := 0;
     instant timestamptz := safepoint.now();
+    grace interval := make_interval(secs => p_cancel_grace);
 BEGIN
-    FOR x IN SELECT run_id, cancel_at, cancel_at <= instant - make_interval(secs => p_cancel_grace) AS overdue FROM runs
-              WHERE finished_at IS NULL AND ending IS NULL AND (deadline <= instant AND cancel_at IS NULL
-                 OR status = 'cancelling' AND cancel_at <= instant - make_interval(secs => p_cancel_grace))
-              ORDER BY run_id LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED LOOP
+    -- By runs_deadline and runs_cancelling; found without a lock, so looked at again with it.
+    FOR x IN SELECT q.run_id, q.cancel_at IS NOT NULL AS overdue FROM runs q WHERE q.run_id IN (
+                 (SELECT run_id FROM runs WHERE finished_at IS NULL AND ending IS NULL AND deadline <= instant AND cancel_at IS NULL
+                   ORDER BY deadline LIMIT p_limit)
+                 UNION ALL
+                 (SELECT run_id FROM runs WHERE finished_at IS NULL AND ending IS NULL AND cancel_at <= instant - grace ORDER BY cancel_at LIMIT p_limit))
+                 AND q.finished_at IS NULL AND q.ending IS NULL AND (q.deadline <= instant AND q.cancel_at IS NULL OR q.cancel_at <= instant - grace)
+              ORDER BY q.run_id LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED LOOP
         IF x.overdue THEN
             UPDATE runs SET ending = 'cancelled' WHERE run_id = x.run_id;
             UPDATE steps SET status = 'cancelled', claim_token = NULL, due_at = NULL WHERE run_id = x.run_id AND status IN ('ready', 'waiting', 'held');
@@ -156,7 +163,8 @@ DECLARE
     n integer := 0;
     instant timestamptz := safepoint.now();
 BEGIN
-    FOR x IN SELECT r.run_id FROM runs r WHERE r.finished_at IS NULL AND r.holds = '{}' AND r.ending IS NULL AND r.updated_at < instant - interval '5 s'
+    FOR x IN SELECT r.run_id FROM runs r WHERE r.finished_at IS NULL AND r.holds = '{}' AND r.paused_at IS NULL AND r.ending IS NULL
+               AND r.updated_at < instant - interval '5 s'
                AND NOT EXISTS (SELECT FROM steps s WHERE s.run_id = r.run_id AND s.status IN ('ready', 'running', 'waiting', 'held'))
               ORDER BY r.run_id LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED LOOP
         IF advance_v1(x.run_id) THEN n := n + 1; END IF;

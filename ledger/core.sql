@@ -71,6 +71,7 @@ CREATE INDEX runs_tagged ON safepoint.runs USING gin (tags jsonb_path_ops) WHERE
 -- Never on a column that each commit changes: the run row is updated in place (HOT) thousands of times.
 CREATE INDEX runs_live ON safepoint.runs (created_at) WHERE finished_at IS NULL;
 CREATE INDEX runs_deadline ON safepoint.runs (deadline) WHERE finished_at IS NULL AND deadline IS NOT NULL;
+CREATE INDEX runs_cancelling ON safepoint.runs (cancel_at) WHERE finished_at IS NULL AND cancel_at IS NOT NULL;
 CREATE INDEX runs_children ON safepoint.runs (parent_run_id) WHERE parent_run_id IS NOT NULL;
 
 CREATE TABLE safepoint.steps (

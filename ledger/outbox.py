@@ -18,7 +18,7 @@ from .connect import Connection
 from .key import Key
 from .steps import Settled
 
-__all__ = ["Dispatched", "deliver", "dispatch", "fire_due", "next_due", "settle"]
+__all__ = ["Dispatched", "deliver", "dispatch", "fire_due", "next_due", "put_back", "settle"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,18 @@ def settle(connection: Connection, rows: Sequence[Settled]) -> int:
     facts = Jsonb([row.facts() for row in rows], dumps=orjson.dumps)
     row = connection.execute("SELECT safepoint.settle_v1(%s)", (facts,)).fetchone()
     return 0 if row is None else int(row[0])
+
+
+def put_back(connection: Connection, run_id: UUID, key: Key, *, lane: str) -> None:
+    """Let a row be dispatched again soon, because its message reached a worker that has not its code (P15)."""
+    connection.execute(
+        # P14: never later. A moment earlier, so that the ticket of who has just published it settles it no more.
+        "UPDATE safepoint.steps SET due_at = least(due_at - interval '1 ms', safepoint.now() + interval '5 s'),"
+        " dispatched_at = NULL"
+        " WHERE run_id = %s AND generation = %s AND path = %s AND step_id = %s AND iteration = %s"
+        " AND status = 'ready' AND lane = %s AND due_at < 'infinity'",
+        (run_id, key.generation, key.path, key.step_id, key.iteration, lane),
+    )
 
 
 def fire_due(connection: Connection, *, limit: int) -> int:

@@ -25,7 +25,8 @@ BEGIN
     SELECT max(n.beat_at) INTO alive FROM nodes n WHERE n.stopped_at IS NULL;
     line := CASE WHEN pg_is_in_recovery() THEN i.timeline ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END;
     IF i.last_scan_at IS NOT NULL AND (i.server_started IS DISTINCT FROM pg_postmaster_start_time() OR i.timeline IS DISTINCT FROM line
-           OR greatest(i.last_scan_at, alive) < instant - make_interval(secs => p_lease / 3)) THEN
+           -- With a short lease, two of the scan's own intervals: else a scan that comes seldom would be a gap each time.
+           OR greatest(i.last_scan_at, alive) < instant - make_interval(secs => greatest(p_lease / 3, p_interval * 2))) THEN
         i.takeover_after := instant + make_interval(secs => p_lease);
     END IF;
     UPDATE identity SET last_scan_at = instant, last_scan_by = p_by, server_started = pg_postmaster_start_time(), takeover_after = i.takeover_after,

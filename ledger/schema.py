@@ -135,6 +135,7 @@ Index(
 )
 Index("runs_live", runs.c.created_at, postgresql_where=text("finished_at IS NULL"))
 Index("runs_deadline", runs.c.deadline, postgresql_where=text("finished_at IS NULL AND deadline IS NOT NULL"))
+Index("runs_cancelling", runs.c.cancel_at, postgresql_where=text("finished_at IS NULL AND cancel_at IS NOT NULL"))
 Index("runs_children", runs.c.parent_run_id, postgresql_where=text("parent_run_id IS NOT NULL"))
 
 steps = Table(

@@ -69,14 +69,16 @@ DECLARE
 BEGIN
     FOR x IN SELECT * FROM outbox_messages WHERE due_at <= instant AND kind IN ('child_end', 'child_cancel')
               ORDER BY target, id LIMIT p_limit LOOP
+        -- A run that is gone hears of nothing: its messages must not stand before the others for ever.
         PERFORM FROM runs WHERE run_id = x.target FOR NO KEY UPDATE SKIP LOCKED;
-        CONTINUE WHEN NOT FOUND;
+        CONTINUE WHEN NOT FOUND AND EXISTS (SELECT FROM runs WHERE run_id = x.target);
         DELETE FROM outbox_messages WHERE id = x.id;
         CONTINUE WHEN NOT FOUND;
         IF x.kind = 'child_cancel' THEN
             PERFORM cancel_v1(x.target, 'parent');
         ELSE
             SELECT * INTO c FROM runs WHERE run_id = x.run_id;
+            CONTINUE WHEN NOT FOUND;
             PERFORM mail_v1(x.target, 'child', c.parent_key, c.result, c.result_encoding, x.run_id::text, 'child:' || x.run_id,
                 CASE c.status WHEN 'succeeded' THEN 'succeeded' ELSE 'failed' END,
                 CASE c.status WHEN 'succeeded' THEN NULL WHEN 'cancelled' THEN jsonb_build_object('type', 'Cancelled', 'message', 'the child run was cancelled')

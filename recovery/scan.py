@@ -11,6 +11,8 @@ from __future__ import annotations
 import threading
 from dataclasses import asdict, dataclass
 
+import structlog
+
 from ..config.crash import crash_point
 from ..config.settings import Settings
 from ..ledger import orphans, steps
@@ -19,6 +21,7 @@ from .verdict import Facts, Finding, judge
 
 __all__ = ["RECOVERY", "Sweep", "recovery_lane", "scan"]
 
+log = structlog.get_logger("safepoint.scan")
 RECOVERY = "recovery"
 CONTENDED = frozenset({"lost", "poison"})
 
@@ -75,6 +78,8 @@ def scan(
         _take(connection, settings, again, sweep, known=suspicions)
     done = orphans.chores(connection, limit=settings.relay.batch, cancel_grace=settings.scan.cancel_grace)
     sweep.due = done.fired + done.ended + done.revived + done.delivered
+    if done.revived:  # P10: no rule of the protocol leaves a run without an open step
+        log.error("run.stalled", runs=done.revived)
     sweep.undelivered, sweep.unsettled = done.undelivered, done.unsettled
     return sweep
 

@@ -43,10 +43,10 @@ class Verdict:
 
 def judge(facts: Facts, *, confirmed: bool = False) -> Verdict:
     """Decide about one step; `confirmed` says that the same suspicion stood a moment ago."""
-    if facts.expired:
-        return Verdict(Finding.TAKE, "timeout")
     if facts.frozen:
         return Verdict(Finding.LEAVE)
+    if facts.expired:
+        return Verdict(Finding.TAKE, "timeout")
     if facts.stopped:
         return Verdict(Finding.TAKE, "node")
     if facts.lease_over:

@@ -25,7 +25,7 @@ from ..config import crash
 from ..config.resolve import Endpoints, endpoints
 from ..config.settings import Settings
 from ..ledger import lanes as ledger_lanes
-from ..ledger import orphans, steps, upgrade
+from ..ledger import orphans, outbox, steps, upgrade
 from ..ledger.connect import Connection, connect
 from ..ledger.errors import LedgerUnavailable, describe
 from ..ledger.key import Key
@@ -124,13 +124,7 @@ class Worker:
         """
         key = Key.from_wire(step)
         with self._connect("unknown") as connection:
-            connection.execute(
-                # Due at once; dispatch judges who serves it. Only a row that is still as it was published.
-                "UPDATE safepoint.steps SET due_at = safepoint.now() + interval '5 s', dispatched_at = NULL"
-                " WHERE run_id = %s AND generation = %s AND path = %s AND step_id = %s AND iteration = %s"
-                " AND status = 'ready' AND lane = %s AND due_at < 'infinity'",
-                (UUID(run), key.generation, key.path, key.step_id, key.iteration, lane),
-            )
+            outbox.put_back(connection, UUID(run), key, lane=lane)
 
     def scan(self) -> None:
         """The beat's chore: one round of the orphan scan."""
