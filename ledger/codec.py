@@ -97,7 +97,7 @@ class Codec(Generic[T]):
         """Encode the value, or refuse with the path of what would not come back equal."""
         data = self._dump(value)
         try:
-            back = self.adapter.validate_json(data)
+            back = self._read(data)
         except ValueError as error:  # pydantic's ValidationError
             path, text = where(error, root=self.root)
             raise ValueNotEncodable(path=path, text=text) from error
@@ -115,16 +115,20 @@ class Codec(Generic[T]):
             msg = f"encoding {encoding!r} has to be loaded before it is decoded"
             raise ValueError(msg)
         try:
-            return self.adapter.validate_json(data)
+            return self._read(data)
         except ValueError as error:  # pydantic's ValidationError
             path, text = where(error, root=self.root)
             raise ValueNotDecodable(path=path, text=text) from error
+
+    def _read(self, data: bytes) -> T:
+        # Ours are written by the fields' names; what a client has written may use their aliases.
+        return self.adapter.validate_json(data, by_alias=True, by_name=True)
 
     def _dump(self, value: object) -> bytes:
         try:
             if self._holds_sets:
                 return _dump_sorted(self.adapter, value)
-            return self.adapter.dump_json(cast("T", value), warnings=False)
+            return self.adapter.dump_json(cast("T", value), by_alias=False, round_trip=True, warnings=False)
         except (ValueError, TypeError, RecursionError, AttributeError) as error:
             found = _unencodable(value, path=self.root)
             path, text = (found.path, found.text) if found else (self.root, str(error))
@@ -136,7 +140,7 @@ class Codec(Generic[T]):
             return
         # A value that its declared type reads as another one (a tuple for a list) comes back as the declared type says.
         try:
-            declared = self.adapter.validate_python(value)
+            declared = self.adapter.validate_python(value, by_alias=True, by_name=True)
         except ValueError:
             declared = None
         if declared is None or difference(declared, back, path=self.root) is not None:
@@ -179,7 +183,7 @@ def _mentions(schema: object, *, kinds: frozenset[str]) -> bool:
 
 def _dump_sorted(adapter: TypeAdapter[T], value: object) -> bytes:
     """Dump with every set in a fixed order: the order of a set of strings differs from process to process."""
-    plain = adapter.dump_python(cast("T", value), mode="json", warnings=False)
+    plain = adapter.dump_python(cast("T", value), mode="json", by_alias=False, round_trip=True, warnings=False)
     return orjson.dumps(_sorted(value, plain), option=orjson.OPT_NON_STR_KEYS)
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "LeaseLost",
     "LedgerUnavailable",
     "NaiveDatetime",
+    "NotAwaited",
     "NotInFlow",
     "NotInStep",
     "Permanent",
@@ -135,6 +136,12 @@ class BadArguments(SafepointError, ValueError):
 
     name: str
     text: str
+
+
+class NotAwaited(SafepointError, TypeError):
+    """{what} was used without its result: write `await` in front of it."""
+
+    what: str
 
 
 class ForeignAwait(SafepointError, RuntimeError):

@@ -56,6 +56,9 @@ class Branch:
 
     def send(self, value: object, error: BaseException | None) -> object:
         """Run the coroutine to its next await, with this branch as the current one."""
+        return self.driver.context.run(self._send, value, error)
+
+    def _send(self, value: object, error: BaseException | None) -> object:
         token = _branch.set(self)
         try:
             return self.coroutine.send(value) if error is None else self.coroutine.throw(error)

@@ -7,6 +7,7 @@ feeding one record costs the same however long the run is.
 from __future__ import annotations
 
 from collections import deque
+from contextvars import Context
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -49,12 +50,14 @@ class Driver:
         self.spent_tokens = 0
         self.spent_usd = 0.0
         self.fresh = Fresh()
+        # Of its own: what a flow sets stays in the flow, and what a worker has set cannot steer it.
+        self.context = Context()
         self._load = load or _load_json
         self._started = False
         self._asked: dict[Key, Asked] = {}
         self._waiting: dict[Key, tuple[Branch, Awaited[object]]] = {}
         self._withdrawn: set[Key] = set()
-        self._new: list[Asked] = []
+        self._new: dict[Key, Asked] = {}  # only what is open: a replay must not hold every input there ever was
         self._dropped: list[Key] = []
         self._notes: list[Mapping[str, object]] = []
         self._turns: deque[_Turn] = deque()
@@ -67,8 +70,8 @@ class Driver:
 
     def take_new(self) -> list[Asked]:
         """Give what was asked for since the last call and is still open."""
-        new, self._new = self._new, []
-        return [one for one in new if one.key in self._asked]
+        new, self._new = self._new, {}
+        return list(new.values())
 
     def take_dropped(self) -> list[Key]:
         """Give the awaits that a cancellation has ended since the last call: nobody waits for them any more."""
@@ -128,6 +131,7 @@ class Driver:
         self._withdrawn.update(waiting)
         self._dropped.extend(waiting)
         self._asked.clear()
+        self._new.clear()
         for branch, _ in waiting.values():
             self._turns.append((branch, None, Cancelled()))
         self._run()
@@ -172,6 +176,7 @@ class Driver:
                 return
             self.fresh.keep(asked, record)
         del self._asked[record.key], self._waiting[record.key]
+        self._new.pop(record.key, None)
         self._go(branch, value, error)
 
     def _diverge(self, record: Record, asked: Asked | None) -> None:
@@ -221,7 +226,7 @@ class Driver:
         asked = awaited.ask(branch.key(awaited.step_id), joins=joins)
         self._asked[asked.key] = asked
         self._waiting[asked.key] = (branch, awaited)
-        self._new.append(asked)
+        self._new[asked.key] = asked
 
     def _open(self, branch: Branch, gather: Gather) -> None:
         own = f"gather#{branch.count('gather#')}"  # '#' keeps it apart from a step that is called gather

@@ -20,6 +20,7 @@ from ..ledger.errors import (
 )
 from .branch import branch
 from .outcome import Continued, Diverged, Failed, FlowError, Outcome, Returned, WasCancelled
+from .signature import refuse_awaitable
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
@@ -60,6 +61,7 @@ def continue_as(*args: object, **kwargs: object) -> Coroutine[object, object, No
 def returned(flow: Flow[..., object], value: object) -> Outcome:
     """Give the outcome of a flow that has returned."""
     try:
+        refuse_awaitable(value, what=f"what {flow.name} returns")
         return Returned(value, flow.result.encode(value))
     except ValueNotEncodable as error:
         return Failed(describe(error), error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -17,21 +18,34 @@ __all__ = ["Fresh"]
 
 
 class Fresh:
-    """The newest result for each input of the steps that declare a freshness."""
+    """The newest result for each input of the steps that declare a freshness, for as long as it is fresh."""
 
     def __init__(self) -> None:
-        self._newest: dict[tuple[str, bytes], Record] = {}
+        self._newest: dict[str, OrderedDict[bytes, Record]] = {}
 
     def keep(self, asked: Asked, record: Record) -> None:
         """Remember a result for later calls with the same input."""
-        if asked.step is not None and asked.step.freshness is not None:
-            self._newest[asked.name, asked.input_hash] = record
+        if asked.step is None or asked.step.freshness is None:
+            return
+        known = self._newest.setdefault(asked.name, OrderedDict())
+        known[asked.input_hash] = record
+        known.move_to_end(asked.input_hash)
+        # In the order of their commits: what is stale stands in front, and goes before it is a burden to a long run.
+        while not _is_fresh(next(iter(known.values())), within=asked.step.freshness, now=record.at):
+            known.popitem(last=False)
+            if not known:
+                break
 
     def find(self, awaited: Awaited[object], *, now: datetime) -> Record | None:
         """Give a result that is still fresh for this call."""
         if not isinstance(awaited, StepCall) or awaited.step.freshness is None:
             return None
-        record = self._newest.get((awaited.name, awaited.input_hash))
-        if record is None or now - record.at >= timedelta(seconds=awaited.step.freshness):
+        known = self._newest.get(awaited.name)
+        record = None if known is None else known.get(awaited.input_hash)
+        if record is None or not _is_fresh(record, within=awaited.step.freshness, now=now):
             return None
         return record
+
+
+def _is_fresh(record: Record, *, within: float, now: datetime) -> bool:
+    return now - record.at < timedelta(seconds=within)

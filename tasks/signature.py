@@ -6,6 +6,7 @@ Only the arguments that were given are encoded, so a new parameter with a defaul
 from __future__ import annotations
 
 import inspect
+from collections.abc import Awaitable, Coroutine
 from functools import cached_property
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, cast, get_type_hints
@@ -13,12 +14,19 @@ from typing import TYPE_CHECKING, Any, cast, get_type_hints
 import orjson
 
 from ..ledger.codec import Codec, Encoded, input_hash
-from ..ledger.errors import ArgumentsMismatch, BadArguments, UnresolvedAnnotation, ValueNotDecodable
+from ..ledger.errors import (
+    ArgumentsMismatch,
+    BadArguments,
+    NotAwaited,
+    UnresolvedAnnotation,
+    ValueNotDecodable,
+    ValueNotEncodable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Signature"]
+__all__ = ["Signature", "refuse_awaitable"]
 
 Arguments = tuple[tuple[object, ...], dict[str, object]]
 
@@ -42,7 +50,12 @@ class Signature:
     def encode(self, given: Mapping[str, object]) -> Encoded:
         """Encode bound arguments as one JSON object."""
         plain = {name: self._plain(name, value) for name, value in given.items()}
-        return self.input.encode(plain)
+        try:
+            return self.input.encode(plain)
+        except ValueNotEncodable:
+            for name, value in plain.items():
+                refuse_awaitable(value, what=f"the argument {name} of {self.name}")
+            raise
 
     def hash(self, encoded: Encoded) -> bytes:
         """Give the input hash of encoded arguments."""
@@ -140,6 +153,14 @@ class Signature:
                 case _:
                     kwargs[name] = given[name]
         return tuple(args), kwargs
+
+
+def refuse_awaitable(value: object, *, what: str) -> None:
+    """Refuse a coroutine or a child run where its result is meant: a forgotten await is a bug, no bad value."""
+    if isinstance(value, Coroutine):
+        value.close()
+    if isinstance(value, Awaitable):
+        raise NotAwaited(what=what)
 
 
 def _is_required(parameter: Parameter) -> bool:

@@ -12,7 +12,7 @@ from .awaited import Awaited
 from .duration import seconds
 from .record import Asked
 from .registry import Origin, registry
-from .signature import Signature
+from .signature import Signature, refuse_awaitable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -139,6 +139,8 @@ class Step(Generic[P, R_co]):
 
     def encode_result(self, value: object) -> Encoded:
         """Encode a result by the declared type, or refuse it with its path."""
+        if not self.is_async:
+            refuse_awaitable(value, what=f"the coroutine that {self.name}() gave (or declare it with `async def`)")
         return self.signature.result.encode(value)
 
     def decode_result(self, data: bytes) -> R_co:

@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, computed_field
 from safepoint.errors import Permanent, ValueNotDecodable, ValueNotEncodable
 from safepoint.ledger.codec import Codec, input_hash
 
@@ -167,3 +167,22 @@ def test_every_json_value_comes_back(value: object):
     assert codec.decode(data) == value
     assert codec.encode(codec.decode(data)).data == data
     assert json.loads(data) == value
+
+
+class Aliased(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    full_name: str = Field(alias="fullName")
+    size: int = Field(serialization_alias="s", validation_alias="grandeur")
+
+    @computed_field
+    def shout(self) -> str:
+        return self.full_name.upper()
+
+
+def test_aliases_and_computed_fields_are_no_obstacle():
+    codec = Codec[Any](Aliased)
+    value = Aliased.model_validate({"fullName": "a", "grandeur": 3})
+
+    assert codec.encode(value).data == b'{"full_name":"a","size":3}'
+    assert codec.decode(codec.encode(value).data) == value
+    assert codec.decode(b'{"fullName":"a","grandeur":3}') == value

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 from safepoint import effect, flow, on_start, step
-from safepoint.errors import BadArguments, ConfigError, DuplicateName, UnknownFlow, UnknownStep, UnresolvedAnnotation
+from safepoint.errors import (
+    BadArguments,
+    ConfigError,
+    DuplicateName,
+    NotAwaited,
+    UnknownFlow,
+    UnknownStep,
+    UnresolvedAnnotation,
+)
 from safepoint.tasks import registry
 
 
@@ -292,3 +300,15 @@ def test_an_effect_takes_a_lookup_with_its_own_parameters():
     assert order.safety.is_not_sent(ConnectionRefusedError())
     assert order.safety.is_rejected(RuntimeError("400"))
     assert not order.safety.is_rejected(RuntimeError("500"))
+
+
+def test_a_coroutine_from_an_ordinary_step_is_refused_with_words():
+    async def work() -> int:
+        return 1
+
+    @step
+    def forgetful() -> int:
+        return work()  # type: ignore[return-value]  # what the test is about
+
+    with pytest.raises(NotAwaited, match="or declare it with `async def`"):
+        forgetful.encode_result(forgetful.fn())
