@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from .config.settings import Settings
     from .tasks.app import App
 
-__all__ = ["app"]  # noqa: F822  # made by __getattr__
-
 
 def __getattr__(name: str) -> App:
     if name == "app":

@@ -157,6 +157,6 @@ class GatedControl(bootsteps.StartStopStep):
         """Stop listening for good."""
         self.box.shutdown(parent)
 
-    def include_if(self, c: Any) -> bool:
+    def include_if(self, parent: Any) -> bool:
         """Return whether the broker can carry commands at all."""
-        return bool(c.app.conf.worker_enable_remote_control and c.conninfo.supports_exchange_type("fanout"))
+        return bool(parent.app.conf.worker_enable_remote_control and parent.conninfo.supports_exchange_type("fanout"))

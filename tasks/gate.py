@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Collection
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any
 
 from celery.utils.log import get_logger
 from celery.worker.consumer import Consumer
@@ -130,18 +130,22 @@ def _json(body: bytes) -> object:
         return None
 
 
+def _parts() -> Any:
+    return [
+        "safepoint.tasks.commands:GatedControl" if part.endswith(":Control") else part
+        for part in Consumer.Blueprint.default_steps
+        # No message of ours has an ETA; for quorum queues Celery would declare 28 queues and exchanges for them.
+        if not part.endswith(":DelayedDelivery")
+    ]
+
+
 class GatedConsumer(Consumer):
     """Celery's consumer of task messages, behind the gate."""
 
     class Blueprint(Consumer.Blueprint):  # type: ignore[misc, valid-type]  # the stubs call this class a variable
         """The consumer's parts, with the gated remote control in the place of Celery's."""
 
-        default_steps: ClassVar[list[str]] = [
-            "safepoint.tasks.commands:GatedControl" if step.endswith(":Control") else step
-            for step in Consumer.Blueprint.default_steps
-            # No message of ours has an ETA; for quorum queues Celery would declare 28 queues and exchanges for them.
-            if not step.endswith(":DelayedDelivery")
-        ]
+        default_steps = _parts()
 
     app: Any  # an App
     connection: Any
@@ -196,15 +200,15 @@ class GatedConsumer(Consumer):
         """Refuse a message that kombu cannot decode (Celery's own handler logs all of it)."""
         self.refuse(message, type(exc).__name__)
 
-    def on_unknown_message(self, _body: object, message: Any) -> None:
+    def on_unknown_message(self, body: object, message: Any) -> None:  # noqa: ARG002  # Celery's signature
         """Refuse a message without a task name."""
         self.refuse(message, "unknown")
 
-    def on_invalid_task(self, _body: object, message: Any, exc: Exception) -> None:
+    def on_invalid_task(self, body: object, message: Any, exc: Exception) -> None:  # noqa: ARG002  # as above
         """Refuse what Celery finds invalid."""
         self.refuse(message, type(exc).__name__)
 
-    def on_unknown_task(self, _body: object, message: Any, _exc: Exception) -> None:
+    def on_unknown_task(self, body: object, message: Any, exc: Exception) -> None:  # noqa: ARG002  # as above
         """Tell the ledger that this worker does not know the step (P15).
 
         Celery would discard the message and say nothing, and the scan would send it again for ever.

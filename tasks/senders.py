@@ -125,8 +125,8 @@ class AmqpSender:
         return outcomes
 
     def _send_batch(self, parcels: Sequence[Parcel]) -> list[Exception | None]:
-        self._outcomes, self._waiting, places = [None] * len(parcels), {}, defaultdict[str, list[int]](list)
-        self._places = places
+        self._outcomes, self._waiting = list[Exception | None]([None] * len(parcels)), {}
+        self._places = places = defaultdict[str, list[int]](list)
         published = 0
         try:
             channel = self._ready_channel({parcel.queue for parcel in parcels})

@@ -99,6 +99,7 @@ class Sender(Protocol):
 
     def send(self, parcels: Sequence[Parcel]) -> list[Exception | None]:
         """Send parcels and return what went wrong with each."""
+        ...
 
     def close(self) -> None:
         """Drop the connection."""

@@ -46,7 +46,7 @@ class Poisoner:
 
     def _to_rabbitmq(self, count: int, seed: int) -> Iterator[int]:
         with Connection(self.url) as connection:
-            channel = connection.channel()
+            channel: Any = connection.channel()
             self._bind_exchange(channel)
             # A mutation that AMQP itself cannot carry is replaced by the next one.
             endless = (message for _, message in hostile.amqp_messages(seed, 10 * count))
@@ -74,7 +74,8 @@ class Poisoner:
         else:
             with Connection(self.url) as connection:
                 made = amqp.Message(body, content_type=content_type, content_encoding="utf-8")
-                connection.default_channel.basic_publish(made, exchange="celery.pidbox", routing_key="")
+                channel: Any = connection.default_channel
+                channel.basic_publish(made, exchange="celery.pidbox", routing_key="")
 
 
 class _RawHeaders(amqp.Message):
@@ -93,9 +94,9 @@ def _chunks(things: Iterator[Thing]) -> Iterator[list[Thing]]:
         yield chunk
 
 
-def _amqp_message(message: hostile.Forged) -> amqp.Message | None:
+def _amqp_message(message: hostile.Forged) -> Any:
     headers = message.headers if isinstance(message.headers, dict) else {"x": message.headers}
-    made = amqp.Message(
+    made: Any = amqp.Message(
         message.body,
         content_type=str(message.content_type),
         content_encoding=str(message.content_encoding),
@@ -123,7 +124,8 @@ def waiting(url: str) -> int:
         with redis.Redis.from_url(url) as client:
             return int(client.llen("online")) + int(client.hlen("unacked"))
     with Connection(url) as connection:
-        return int(connection.default_channel.queue_declare("online", passive=True).message_count)
+        channel: Any = connection.default_channel
+        return int(channel.queue_declare("online", passive=True).message_count)
 
 
 @pytest.mark.slow
@@ -240,10 +242,10 @@ def test_rabbitmq_keeps_a_refused_message_to_be_looked_at(
     start_recorder(pool="threads")
 
     with Connection(rabbitmq_url) as connection:
-        connection.default_channel.basic_publish(amqp.Message("rubbish"), exchange="", routing_key="online")
+        channel: Any = connection.default_channel
+        channel.basic_publish(amqp.Message("rubbish"), exchange="", routing_key="online")
 
         def it_is_there() -> None:
-            found = connection.default_channel.basic_get("safepoint.dead", no_ack=True)
-            assert found is not None
+            assert channel.basic_get("safepoint.dead", no_ack=True) is not None
 
         eventually(it_is_there)

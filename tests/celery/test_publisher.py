@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
@@ -29,7 +30,8 @@ def queued(url: str, queue: str = "online") -> int:
         with redis.Redis.from_url(url) as client:
             return int(client.llen(queue))
     with Connection(url) as connection:
-        return int(connection.default_channel.queue_declare(queue, passive=True).message_count)
+        channel: Any = connection.default_channel
+        return int(channel.queue_declare(queue, passive=True).message_count)
 
 
 @pytest.fixture
@@ -73,7 +75,8 @@ def test_a_message_that_no_queue_takes_is_an_error_and_the_queue_is_made_again(
 ) -> None:
     publisher.publish([message(lane="recovery")])
     with Connection(broker_url) as connection:
-        connection.default_channel.queue_delete("recovery")
+        channel: Any = connection.default_channel
+        channel.queue_delete("recovery")
 
     lost, sent, again = [publisher.publish([message(lane=lane)])[0] for lane in ("recovery", "online", "recovery")]
 

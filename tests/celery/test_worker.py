@@ -37,6 +37,7 @@ def test_a_killed_worker_comes_back(
     celery_setup: CeleryTestSetup, publisher: Publisher, record: Path, eventually: Callable[..., None]
 ) -> None:
     worker, run = celery_setup.worker, str(uuid4())
+    assert worker is not None
     worker.kill("SIGKILL")
 
     publisher.publish([message(run)])

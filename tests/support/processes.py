@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from uuid import uuid4
 
 from celery import Celery
@@ -29,10 +29,14 @@ SUPPORT = Path(__file__).parent
 class Container(Protocol):
     """What is used of a docker container; `pause` freezes every process in it."""
 
-    id: str
-    name: str
-    status: str
-    attrs: dict[str, Any]
+    @property
+    def id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def attrs(self) -> dict[str, Any]: ...
 
     def reload(self) -> None: ...
     def logs(self) -> bytes: ...
@@ -213,7 +217,7 @@ class WorkerNode(CeleryTestWorker):
     """A worker: pytest-celery's node, with freezing, and with the pool's processes where they are local."""
 
     def __init__(self, container: Container, app: Celery | None = None) -> None:
-        super().__init__(_WorkerContainer(container), app)
+        super().__init__(_WorkerContainer(container), cast("Celery", app))  # pytest-celery sets it when it is ready
         self.raw = container
 
     @property
