@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["demo"]
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "incident"
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "incident"
 THINKING = 5.0  # seconds that the expensive step takes
 KILL_AFTER = 0.4  # of them: a slow machine still comes in time
 PATIENCE = 90.0  # seconds for everything between start and end of the run
