@@ -32,6 +32,7 @@ __all__ = ["Pass", "Relay", "message", "redispatch_after"]
 log = structlog.get_logger("safepoint.relay")
 GRACE = 5.0  # seconds: a relay that dies between dispatch and settle costs this
 LONGEST_WAIT = 3600.0
+SOON, CROWDED = 0.02, 0.1  # seconds before the next round: after one that sent something, and after one that could not
 NAMED = frozenset({"step", "effect"})
 
 
@@ -75,15 +76,19 @@ class Relay:
         self._scanned = 0.0
 
     def once(self) -> Pass:
-        """Publish what is due now, batch by batch, until nothing is left that the lanes admit."""
+        """Decide the waits that are due, then publish, batch by batch, until nothing is left that the lanes admit."""
         done = Pass()
         connection = self._connected()
+        outbox.fire_due(connection, limit=self.settings.relay.batch)
+        outbox.deliver(connection, limit=self.settings.relay.batch)
+        patience = self.settings.relay.redispatch_after
         while not self._stop.is_set():
+            # Shorter than any wait of a settled row: the ledger tells by it which rows were never settled.
             rows = outbox.dispatch(
                 connection,
                 limit=self.settings.relay.batch,
-                grace=GRACE,
-                redispatch_after=self.settings.relay.redispatch_after,
+                grace=min(GRACE, patience / 2),
+                redispatch_after=patience,
             )
             if not rows:
                 break
@@ -117,7 +122,7 @@ class Relay:
             try:
                 done = self.once()
                 self._scan_if_late()
-                self._wait(failed=bool(done.failed))
+                self._wait(done)
             except (psycopg.Error, LedgerUnavailable, OSError) as error:
                 if not is_outage(error) and not isinstance(error, OSError):
                     log.exception("relay.error")
@@ -132,13 +137,15 @@ class Relay:
         """End the loop after the round at hand."""
         self._stop.set()
 
-    def _wait(self, *, failed: bool) -> None:
-        if failed:
+    def _wait(self, done: Pass) -> None:
+        if done.failed:
             self._stop.wait(min(1.0, self.settings.relay.poll))  # the broker is away: its rows come due by themselves
             return
         listener = self._listening()
         due = outbox.next_due(self._connected())
-        seconds = self.settings.relay.poll if due is None else min(max(due, 0.02), self.settings.relay.poll)
+        # Rows that are due and were not sent wait for their lane's room, which claims and the clock make.
+        soonest = SOON if done.published else CROWDED
+        seconds = self.settings.relay.poll if due is None else min(max(due, soonest), self.settings.relay.poll)
         until = time.monotonic() + seconds
         while not self._stop.is_set() and (left := until - time.monotonic()) > 0:
             for _ in listener.notifies(timeout=min(left, 0.5), stop_after=1):
