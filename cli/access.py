@@ -60,15 +60,8 @@ def reading() -> Iterator[Reader]:
     from ..ledger.snapshot import snapshot  # noqa: PLC0415
 
     limits = settings().ledger
-    with (
-        ledger() as ends,
-        snapshot(
-            ends.ledger_url,
-            name="safepoint cli",
-            connect_timeout=limits.connect_timeout,
-            statement_timeout=limits.statement_timeout,
-        ) as connection,
-    ):
+    timeouts = {"connect_timeout": limits.connect_timeout, "statement_timeout": limits.statement_timeout}
+    with ledger() as ends, snapshot(ends.ledger_url, name="safepoint cli", **timeouts) as connection:
         yield connection
 
 
@@ -77,18 +70,16 @@ def writing() -> Iterator[Writer]:
     """Open the ledger for one verb: autocommit, one statement a transaction."""
     from ..config.settings import settings  # noqa: PLC0415  # as above
     from ..ledger.connect import connect  # noqa: PLC0415
+    from ..ledger.errors import SchemaTooOld  # noqa: PLC0415
+    from ..ledger.snapshot import MISSING  # noqa: PLC0415
 
     limits = settings().ledger
-    with (
-        ledger() as ends,
-        connect(
-            ends.ledger_url,
-            name="safepoint cli",
-            connect_timeout=limits.connect_timeout,
-            statement_timeout=limits.statement_timeout,
-        ) as connection,
-    ):
-        yield connection
+    timeouts = {"connect_timeout": limits.connect_timeout, "statement_timeout": limits.statement_timeout}
+    with ledger() as ends, connect(ends.ledger_url, name="safepoint cli", **timeouts) as connection:
+        try:
+            yield connection
+        except MISSING as error:
+            raise SchemaTooOld(found="incomplete or missing", needed="newer") from error
 
 
 def run_id(text: str, connection: Reader) -> UUID:

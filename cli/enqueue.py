@@ -83,8 +83,8 @@ def enqueue(  # noqa: PLR0913  # each is an option
         "start_at": _instant(start_at, option="--start-at"),
     }
     _import_flows()
-    with ledger() as ends:
-        run = _enqueue(_client(ends.ledger_url), flow, arguments, options)
+    with ledger() as ends, _client(ends.ledger_url) as client:
+        run = _enqueue(client, flow, arguments, options)
         if wait is None:
             typer.echo(run.id)
             return

@@ -13,9 +13,10 @@ from sqlalchemy.pool import NullPool
 from .connect import connect
 from .errors import LedgerUnavailable, SchemaTooOld
 
-__all__ = ["snapshot"]
+__all__ = ["MISSING", "snapshot"]
 
-_MISSING = (
+# What a statement meets in a database that has no ledger in it, or an older one.
+MISSING = (
     psycopg.errors.InvalidSchemaName,
     psycopg.errors.UndefinedTable,
     psycopg.errors.UndefinedFunction,
@@ -46,7 +47,7 @@ def snapshot(
             yield connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
     except DBAPIError as error:
         cause = error.orig
-        if isinstance(cause, _MISSING):
+        if isinstance(cause, MISSING):
             raise SchemaTooOld(found="incomplete or missing", needed="newer") from error
         if isinstance(cause, psycopg.OperationalError):
             raise LedgerUnavailable(text=" ".join(str(cause).split())) from error
