@@ -51,9 +51,9 @@ class Crew:
     survivor: WorkerNode
 
     @classmethod
-    def start(cls, fleet: Fleet) -> Crew:
+    def start(cls, fleet: Fleet, *, pool: str = "prefork") -> Crew:
         """Start relay and survivor."""
-        survivor = fleet.worker("online", "recovery", wait=False)
+        survivor = fleet.worker("online", "recovery", pool=pool, wait=False)
         relay = fleet.relay()
         survivor.ready()
         return cls(fleet, relay, survivor)
@@ -82,7 +82,7 @@ def die_in_execution(crew: Crew, point: str, *, target: str, pool: str = "prefor
     account = _ends_well(fleet, run)
 
     assert len(fleet.began(run, death.key)) == death.runs, fleet.tell(run)
-    victim.teardown()
+    fleet.end(victim)
     return account
 
 
@@ -100,7 +100,7 @@ def die_in_relay(crew: Crew, **env: str) -> Account:
     account = _ends_well(fleet, run)
 
     assert len(fleet.executions(run)) == 4
-    front.teardown()
+    fleet.end(front)
     return account
 
 
@@ -122,14 +122,19 @@ def die_in_scan(crew: Crew, *, target: str, **env: str) -> Account:
     fleet.open(gate)
 
     fleet.until(lambda: has_died(orphaned, front, whole=True))
-    fleet.ask_for_scan()
-    fleet.until(lambda: has_died(once, scanner, whole=target == "worker"))
+
+    def scans() -> bool:
+        fleet.ask_for_scan()  # as a beat does; one that follows another too soon does nothing
+        return has_died(once, scanner, whole=target == "worker")
+
+    fleet.until(scans, every=0.2)
     crew.relay.unpause()
     account = fleet.assert_sound(run)
 
     assert account.causes("plan#1") == ["node"]
     assert len(fleet.began(run, "plan#1")) == 1
-    scanner.teardown()
+    fleet.end(front)
+    fleet.end(scanner)
     return account
 
 

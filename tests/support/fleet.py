@@ -141,6 +141,11 @@ class Fleet:
     def _command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "fleet_process", *arguments]
 
+    def end(self, worker: WorkerNode) -> None:
+        """End a worker that has done its part."""
+        worker.teardown()
+        self.processes.remove(worker.raw)
+
     def close(self) -> None:
         """End every process, frozen or not."""
         for process in self.processes:
@@ -201,13 +206,13 @@ class Fleet:
 
     # Waiting.
 
-    def until(self, condition: Callable[[], object], *, timeout: float = 30.0) -> None:
+    def until(self, condition: Callable[[], object], *, timeout: float = 30.0, every: float = 0.02) -> None:
         """Wait until a condition holds."""
 
         def holds() -> None:
             assert condition(), self.tell()
 
-        eventually(holds, timeout=timeout)
+        eventually(holds, timeout=timeout, every=every)
 
     def until_status(self, run: UUID, *statuses: str, timeout: float = 30.0) -> Account:
         """Wait until a run has one of these statuses."""
