@@ -20,14 +20,14 @@ from .diagnosis import Diagnosis
 from .errors import IdempotencyConflict, SafepointError, UnknownFlow
 
 __all__ = [
-    "STATEMENT", "Answer", "Request", "Verdict", "answers", "batches", "enqueue", "parameters", "raised_refusal",
-    "refusal",
+    "STATEMENT", "Answer", "Request", "Verdict", "answers", "batches", "enqueue", "parameters", "place",
+    "raised_refusal", "refusal",
 ]  # fmt: skip
 
 # Lock order: idempotency keys in byte order, then new rows; nothing else is locked. Keys: their primary key.
 STATEMENT: Final = (
     "SELECT n, CAST(run_id AS text), verdict, detail"
-    " FROM safepoint.enqueue_v1(CAST({requests} AS json), CAST({ledger} AS uuid)) ORDER BY n"
+    " FROM safepoint.enqueue_v1(CAST({requests} AS json), CAST({ledger} AS text)) ORDER BY n"
 )
 _POSITIONAL: Final = STATEMENT.format(requests="%s", ledger="%s")
 
@@ -104,9 +104,17 @@ class Answer:
 
 
 def parameters(requests: Sequence[Request], *, ledger: str | None = None) -> dict[str, str | None]:
-    """Return the statement's two parameters; `ledger` is the incarnation that the caller means, if it means one."""
+    """Return the statement's two parameters; `ledger` is the place that the caller means, if it means one."""
     facts = [request.facts(n) for n, request in enumerate(requests)]
     return {"requests": orjson.dumps(facts).decode(), "ledger": ledger}
+
+
+def place(connection: Connection) -> str:
+    """Return which ledger a connection leads to, and on which server."""
+    row = connection.execute("SELECT safepoint.place_v1()").fetchone()
+    if row is None or row[0] is None:
+        raise SafepointError("the ledger has no identity: its schema is not complete")
+    return str(row[0])
 
 
 def answers(rows: Iterable[Sequence[object]]) -> list[Answer]:

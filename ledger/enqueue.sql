@@ -37,13 +37,20 @@ SET search_path = safepoint, pg_temp AS $$
         PLACING substring(int8send((extract(epoch FROM safepoint.now()) * 1000)::bigint) FROM 3) FROM 1 FOR 6), 52, 1), 53, 1), 'hex')::uuid
 $$;
 
+-- Which ledger this is, on which server: a copy of a database has the incarnation of its original, but is another place.
+CREATE FUNCTION safepoint.place_v1() RETURNS text LANGUAGE sql STABLE
+SET search_path = safepoint, pg_temp AS $$
+    SELECT concat_ws('/', i.incarnation, d.oid, extract(epoch FROM pg_postmaster_start_time()))
+      FROM identity i, pg_database d WHERE d.datname = current_database()
+$$;
+
 -- Accepts the runs of a JSON array. Answers a row for each: `new`, `same` (its key or its id was accepted before, with this input), or why not:
 -- `conflict` (the key's other run is run_id), `unknown` (the flow), `bad` (detail names the field), `taken` (the id is another run's),
 -- `elsewhere` (this is not the ledger that the caller means). A single request that is refused has written nothing, and the transaction it is
 -- in goes on; of several requests a refusal is raised, so that no part of them stays.
 -- Lock order: keys in byte order, then the new rows. A key waits for its first writer and sees it, in whichever transaction that is.
 -- SECURITY DEFINER: an app's role needs USAGE on the schema and EXECUTE on this function, and no right on any table.
-CREATE FUNCTION safepoint.enqueue_v1(p_requests json, p_ledger uuid DEFAULT NULL)
+CREATE FUNCTION safepoint.enqueue_v1(p_requests json, p_ledger text DEFAULT NULL)
 RETURNS TABLE (n integer, run_id uuid, verdict text, detail text) LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = safepoint, pg_temp AS $$
 #variable_conflict use_column
@@ -54,8 +61,8 @@ DECLARE
     fresh uuid[];
     made uuid[];
 BEGIN
-    IF p_ledger IS NOT NULL AND NOT EXISTS (SELECT FROM identity i WHERE i.incarnation = p_ledger) THEN
-        RETURN QUERY SELECT 0, NULL::uuid, 'elsewhere', (SELECT i.incarnation::text FROM identity i);
+    IF p_ledger <> place_v1() THEN
+        RETURN QUERY SELECT 0, NULL::uuid, 'elsewhere', place_v1();
         RETURN;
     END IF;
     -- Read, checked (a fault begins with the field's name), hashed. A run without a version starts with one that a live worker serves before

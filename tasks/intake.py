@@ -51,7 +51,7 @@ class Intake:
             raise explained from error
 
     def _on(self, borrowed: Borrowed, made: Sequence[Request]) -> list[str]:
-        ledger, place, accepted = self._link.incarnation(), self._link.place, _Accepted()
+        ledger, place, accepted = self._link.identity(), self._link.place, _Accepted()
         for batch in _in_lock_order(made):
             answers = accepting.answers(borrowed.ask(accepting.parameters(batch, ledger=ledger), expected=place))
             if answers[0].verdict is Verdict.ELSEWHERE:
@@ -61,7 +61,7 @@ class Intake:
         return accepted.of(made)
 
     async def _aon(self, borrowed: Borrowed, made: Sequence[Request]) -> list[str]:
-        ledger, place, accepted = await asyncio.to_thread(self._link.incarnation), self._link.place, _Accepted()
+        ledger, place, accepted = await asyncio.to_thread(self._link.identity), self._link.place, _Accepted()
         for batch in _in_lock_order(made):
             answers = accepting.answers(await borrowed.aask(accepting.parameters(batch, ledger=ledger), expected=place))
             if answers[0].verdict is Verdict.ELSEWHERE:
@@ -72,18 +72,18 @@ class Intake:
         return accepted.of(made)
 
     def _ours_after_all(self, answer: Answer, borrowed: Borrowed) -> str:
-        """Return the identity on the app's connection if it is ours: a restore has given our ledger a new one (P8)."""
-        ours = self._link.incarnation(afresh=True)
+        """Return the identity on the app's connection if it is ours: a restart or a restore gives a new one (P8)."""
+        ours = self._link.identity(afresh=True)
         if ours is None or ours != answer.detail:
             found = f"{borrowed.where}, which holds another ledger ({answer.detail})"
-            raise WrongDatabase(found=found, expected=f"{self._link.place} ({ours})")
+            raise WrongDatabase(found=found, expected=f"{self._link.place} ({ours or 'which does not answer'})")
         return ours
 
     def _explained(self, error: Exception) -> Exception:
         found = accepting.raised_refusal(error) or error
         if not isinstance(found, UnknownFlow):
             return found
-        served = self._link.ask(_served_flows) if self._link.incarnation() is not None else []
+        served = self._link.ask(_served_flows) if self._link.identity() is not None else []
         return unknown_flow(found.name, served)
 
 

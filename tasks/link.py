@@ -17,9 +17,10 @@ import psycopg
 from ..config import resolve
 from ..config.settings import Settings
 from ..config.settings import settings as configured
+from ..ledger import enqueue
 from ..ledger.artifacts import Store
 from ..ledger.connect import Connection, connect
-from ..ledger.errors import LedgerUnavailable, SafepointError
+from ..ledger.errors import LedgerUnavailable
 from ..ledger.listen import Listener
 from ..ledger.pool import Pool
 
@@ -50,7 +51,7 @@ class Link:
         self._size = size
         self._lock = threading.RLock()
         self._opened: _Opened | None = None
-        self._incarnation: str | None = None
+        self._identity: str | None = None
         self._store: Store | None = None
         self._closed = False
 
@@ -97,16 +98,16 @@ class Link:
             check(_sqlalchemy_url(opened.url))
             raise
 
-    def incarnation(self, *, afresh: bool = False) -> str | None:
-        """Return the identity of the configured ledger, or None where none is configured or it does not answer."""
+    def identity(self, *, afresh: bool = False) -> str | None:
+        """Return which ledger is configured, by its own words; None where none is, or it does not answer."""
         if self._url is None and self.settings.ledger_url is None and self._opened is None:
             return None  # an app that enqueues on its own connection alone needs no ledger of ours
-        if self._incarnation is None or afresh:
+        if self._identity is None or afresh:
             try:
-                self._incarnation = self.ask(_read_incarnation)
+                self._identity = self.ask(enqueue.place)
             except LedgerUnavailable:
                 return None
-        return self._incarnation
+        return self._identity
 
     def _open(self) -> _Opened:
         if self._opened is not None:
@@ -146,13 +147,6 @@ class Link:
             opened.pool.close()
             if opened.embedded is not None:
                 opened.embedded.close()
-
-
-def _read_incarnation(connection: Connection) -> str:
-    row = connection.execute("SELECT incarnation FROM safepoint.identity").fetchone()
-    if row is None:
-        raise SafepointError("the ledger has no identity: its schema is not complete")
-    return str(row[0])
 
 
 def _prepare(url: str) -> None:

@@ -59,7 +59,10 @@ def options_of(given: Mapping[str, object]) -> EnqueueOptions:
 def refuse_in_flow() -> None:
     """Refuse to enqueue from a flow's own code, which runs again on every replay."""
     if branch_or_none() is not None:
-        raise NotInStep(what="enqueue (in a flow, await the call instead: that makes a child run)")
+        raise NotInStep(
+            "a flow does not enqueue, because its code runs again on every replay: await the call, which makes a child"
+            " run, or enqueue in a step"
+        )
 
 
 def request(

@@ -455,5 +455,5 @@ def test_the_id_of_another_ledger_is_answered_and_nothing_written(connection: Co
 
     (answer,) = accepting.answers(rows)
     assert answer.verdict is Verdict.ELSEWHERE
-    assert answer.detail == str(one(connection, "SELECT incarnation FROM safepoint.identity"))
+    assert answer.detail == accepting.place(connection)
     assert one(connection, "SELECT count(*) FROM safepoint.runs") == 0
