@@ -74,8 +74,15 @@ def writing() -> Iterator[Writer]:
     from ..ledger.snapshot import MISSING  # noqa: PLC0415
 
     limits = settings().ledger
-    timeouts = {"connect_timeout": limits.connect_timeout, "statement_timeout": limits.statement_timeout}
-    with ledger() as ends, connect(ends.ledger_url, name="safepoint cli", **timeouts) as connection:
+    with (
+        ledger() as ends,
+        connect(
+            ends.ledger_url,
+            name="safepoint cli",
+            connect_timeout=limits.connect_timeout,
+            statement_timeout=limits.statement_timeout,
+        ) as connection,
+    ):
         try:
             yield connection
         except MISSING as error:

@@ -51,9 +51,12 @@ app.add_typer(database.app, name="db", rich_help_panel=SERVE)
 
 def _version(asked: bool) -> None:  # noqa: FBT001  # typer's signature of a callback
     if asked:
-        from importlib.metadata import version  # noqa: PLC0415  # only this option needs it
+        from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  # only this option needs it
 
-        typer.echo(version("safepoint"))
+        try:
+            typer.echo(version("safepoint"))
+        except PackageNotFoundError:
+            typer.echo("not installed, run from its source")
         raise typer.Exit
 
 

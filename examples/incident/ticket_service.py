@@ -66,6 +66,10 @@ class Tickets:
         """List all tickets."""
         return [dict(row) for row in self._database.execute("SELECT * FROM tickets ORDER BY number")]
 
+    def end(self) -> None:
+        """Close the file."""
+        self._database.close()
+
     def _one(self, query: str, value: object) -> dict[str, object] | None:
         row = self._database.execute(query, (value,)).fetchone()
         return None if row is None else dict(row)
