@@ -6,16 +6,23 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 from kombu import pools
-from processes import BrokerNode, WorkerNode, make_container
+from processes import BrokerNode, Container, WorkerNode, make_container
+from proxy import Proxy
 from pytest_celery import CeleryBrokerCluster, CeleryWorkerCluster
 from safepoint.config.settings import Settings, load
 from safepoint.tasks.app import App, make_app, worker_argv
 from safepoint.tasks.wire import Publisher
 
 SUPPORT = Path(__file__).parents[1] / "support"
+
+
+def _variables(broker_url: str, record: Path) -> dict[str, str]:
+    path = os.pathsep.join([str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {"BROKER_URL": broker_url, "RECORD": str(record), "PYTHONPATH": path}
 
 
 @pytest.fixture
@@ -67,9 +74,7 @@ def start_recorder(
         arguments = worker_argv(settings, lanes=lanes, pool=pool, concurrency=concurrency)
         arguments = [a for a in arguments if not a.startswith("--hostname=")] + ["--hostname=worker@{id}"]
         command = [sys.executable, "-m", "celery", "-A", "recorder", *arguments]
-        path = os.pathsep.join([str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        variables = {"BROKER_URL": broker_url, "RECORD": str(record), "PYTHONPATH": path, **env}
-        worker = WorkerNode(make_container(command, variables, tmp_path))
+        worker = WorkerNode(make_container(command, _variables(broker_url, record) | env, tmp_path))
         workers.append(worker)
         worker.ready()
         return worker
@@ -77,6 +82,36 @@ def start_recorder(
     yield start
     for worker in workers:
         worker.teardown()
+
+
+@pytest.fixture
+def start_beat(broker_url: str, record: Path, tmp_path: Path) -> Iterator[Callable[[], None]]:
+    """`start_beat()` starts a beat of the recorder's app."""
+    started: list[Container] = []
+
+    def start() -> None:
+        command = [sys.executable, "-m", "celery", "-A", "recorder", "beat", "--loglevel=INFO", "--pidfile="]
+        started.append(make_container(command, _variables(broker_url, record), tmp_path, name="beat"))
+
+    yield start
+    for beat in started:
+        beat.remove(force=True)
+
+
+@pytest.fixture
+def proxy(broker_url: str) -> Iterator[Proxy]:
+    """A proxy in front of the broker, which can be frozen and cut."""
+    parts = urlsplit(broker_url)
+    with Proxy(parts.hostname or "127.0.0.1", parts.port or 5672) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxied_url(broker_url: str, proxy: Proxy) -> str:
+    """The broker's URL, through the proxy."""
+    parts = urlsplit(broker_url)
+    credentials, _, _ = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{credentials}@127.0.0.1:{proxy.port}"))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 import redis
 from kombu import Connection
 from processes import WorkerNode
-from safepoint.tasks.wire import Message, Publisher
+from safepoint.tasks.wire import Message, Publisher, parcel
 
 SEED = 20_260_801
 COUNT = 10_000
@@ -58,6 +58,7 @@ class Poisoner:
                 for raw in (hostile.IMPOSSIBLE_INSTANT, hostile.NO_UTF8_KEY):
                     channel.basic_publish(_RawHeaders(b"x", raw), exchange="", routing_key="online")
                 channel.basic_publish(amqp.Message(b"x"), exchange="hostile", routing_key=hostile.NO_UTF8)
+                channel.basic_publish(amqp.Message(b"x" * 1_000_000), exchange="", routing_key="online")
                 yield len(chunk)
 
     def _bind_exchange(self, channel: Any) -> None:
@@ -198,6 +199,29 @@ def test_commands_that_are_not_on_the_list_do_nothing(
     eventually(it_ran, timeout=30)
     assert worker.process.children() == children
     assert "Traceback" not in worker.logs()
+
+
+@pytest.mark.parametrize("broker_url", ["valkey"], indirect=True)
+def test_a_broken_entry_among_the_unacked_does_not_block_the_others(
+    start_recorder: Callable[..., WorkerNode], broker_url: str, record: Path, eventually: Callable[..., None]
+) -> None:
+    run = str(uuid4())
+    made = parcel(good(run), "online")
+    item = hostile.envelope(hostile.Forged(made.headers, made.body), random.Random(1))
+    entries = [b"", b"garbage", b"[1,2]", b"[1,2,3]", b'[[],"","online"]', hostile.dumps([item, "", "online"])]
+    with redis.Redis.from_url(broker_url) as client:
+        for number, entry in enumerate(entries):
+            client.hset("unacked", f"tag{number}", entry)
+            client.zadd("unacked_index", {f"tag{number}": 1_000_000 - number})
+
+    worker = start_recorder(pool="threads")
+
+    def it_came_back() -> None:
+        assert run in done(record)
+        assert waiting(broker_url) == 0
+
+    eventually(it_came_back, timeout=30)
+    assert worker.process.status == "running"
 
 
 def test_flowers_questions_are_answered(

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
 import pytest
@@ -35,20 +34,9 @@ def queued(url: str, queue: str = "online") -> int:
 
 
 @pytest.fixture
-def proxy(broker_url: str) -> Iterator[Proxy]:
-    """A proxy in front of the broker, which can be frozen and cut."""
-    parts = urlsplit(broker_url)
-    with Proxy(parts.hostname or "127.0.0.1", parts.port or 5672) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def through_proxy(broker_url: str, proxy: Proxy, settings: Settings) -> Iterator[Publisher]:
+def through_proxy(proxied_url: str, settings: Settings) -> Iterator[Publisher]:
     """A publisher that reaches the broker through the proxy."""
-    parts = urlsplit(broker_url)
-    credentials, _, _ = parts.netloc.rpartition("@")
-    url = urlunsplit(parts._replace(netloc=f"{credentials}@127.0.0.1:{proxy.port}"))
-    app: App = make_app(settings, url)
+    app: App = make_app(settings, proxied_url)
     publisher = Publisher(app, lanes=app.lanes)
     yield publisher
     publisher.close()

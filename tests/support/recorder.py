@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from celery.exceptions import Reject
 from safepoint.config.settings import load
 from safepoint.tasks.app import App, make_app
 
@@ -22,11 +23,13 @@ def _write(*words: object) -> None:
 
 
 def execute(run: str, step: str, lane: str, request: Any) -> str:
-    """Record the step; one named `sleep#N` takes N hundredths of a second."""
+    """Record the step. One named `sleep#N` takes N hundredths of a second; `back#N` goes back to the queue once."""
     _write("start", run, step, os.getpid())
     name, _, number = step.rpartition("#")
     if name == "sleep":
         time.sleep(int(number) / 100)
+    if name == "back" and not request.delivery_info["redelivered"]:
+        raise Reject("not now", requeue=True)
     _write("done", run, step, os.getpid())
     return "recorded"
 
