@@ -82,6 +82,8 @@ BEGIN
         WHEN 'released' THEN s.owner_pid = p_pid AND s.owner_pid_start = p_pid_start
         ELSE false END;
     IF NOT coalesce(gone, false) THEN RETURN 'alive'; END IF;
+    -- P22: a node that has said goodbye (a drained pool of threads ends with its process) gave its steps back: they keep their lane, nothing counts.
+    IF p_cause = 'node' AND n.stopped_at IS NOT NULL THEN p_cause := 'released'; END IF;
     parked := r.holds <> '{}' OR r.paused_at IS NOT NULL;
     poison := p_deadly AND s.deaths + 1 > p_max_deaths;
     UPDATE steps SET status = CASE WHEN poison THEN 'held' ELSE 'ready' END, owner = NULL, dispatched_at = NULL, dispatches = 0, ready_at = instant,
