@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
@@ -27,6 +28,8 @@ JSON: Final = "json"
 ARTIFACT: Final = "artifact"
 
 T = TypeVar("T")
+
+_LONG_NUMBER = re.compile(rb"[0-9]{19}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +53,11 @@ def digest(data: bytes) -> bytes:
 
 def input_hash(data: bytes) -> bytes:
     """Give the sha-256 of a JSON document that does not depend on the order of its keys."""
-    value = orjson.loads(data)
-    try:
-        canonical = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    except TypeError:
-        canonical = b""
-    if b"e+" in canonical or b"E" in canonical or not canonical:
-        # Numbers beyond 64 bits: orjson reads them as floats, and two of them would share a hash.
-        canonical = json.dumps(json.loads(data), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    return digest(canonical)
+    if _LONG_NUMBER.search(data):
+        # orjson reads integers beyond 64 bits as floats: two of them would share a hash.
+        canonical = json.dumps(json.loads(data), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return digest(canonical.encode(errors="surrogatepass"))
+    return digest(orjson.dumps(orjson.loads(data), option=orjson.OPT_SORT_KEYS))
 
 
 class Codec(Generic[T]):

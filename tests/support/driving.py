@@ -35,7 +35,7 @@ class Driving:
     def outcome(self) -> Any:
         return self.driver.outcome
 
-    def ask(self, key: str) -> Asked:
+    def ask(self, key: str) -> Any:
         return self.driver.asked[Key.parse(key, generation=self.info.generation)]
 
     def commit(self, key: str, value: object = None, **record: Any) -> None:

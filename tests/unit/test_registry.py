@@ -6,9 +6,11 @@ import importlib
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from safepoint import effect, flow, on_start, step
+from safepoint import UNSURE, Lookup, effect, flow, on_start, step
 from safepoint.errors import (
     BadArguments,
     ConfigError,
@@ -134,6 +136,9 @@ def test_start_hooks_are_kept_once():
     assert registry.start_hooks().count(warm_up) == 1
 
 
+untyped: Any = SimpleNamespace(step=step, flow=flow)  # a type checker refuses what is tried here
+
+
 class Holder:
     def method(self) -> None: ...
 
@@ -145,15 +150,15 @@ async def stream():
 @pytest.mark.parametrize(
     ("declare", "words"),
     [
-        (lambda: step(3), "stands above a function, not 3"),
-        (lambda: step(Holder.method), "is a method"),
-        (lambda: step(stream), "is a generator"),
-        (lambda: step(step(lambda: 1)), "stands above a function"),
-        (lambda: flow(lambda: 1), "is no coroutine function"),
-        (lambda: flow(stream), "is a generator"),
-        (lambda: flow(Holder), "stands above an async function"),
-        (lambda: step(wait=3)(lambda: 1), "one of tenacity's wait objects"),
-        (lambda: step(timeout="soon")(lambda: 1), "timeout: 'soon' is no duration"),
+        (lambda: untyped.step(3), "stands above a function, not 3"),
+        (lambda: untyped.step(Holder.method), "is a method"),
+        (lambda: untyped.step(stream), "is a generator"),
+        (lambda: untyped.step(step(lambda: 1)), "stands above a function"),
+        (lambda: untyped.flow(lambda: 1), "is no coroutine function"),
+        (lambda: untyped.flow(stream), "is a generator"),
+        (lambda: untyped.flow(Holder), "stands above an async function"),
+        (lambda: untyped.step(wait=3)(lambda: 1), "one of tenacity's wait objects"),
+        (lambda: untyped.step(timeout="soon")(lambda: 1), "timeout: 'soon' is no duration"),
     ],
 )
 def test_what_cannot_be_declared_is_refused_where_it_stands(declare, words: str):
@@ -207,7 +212,7 @@ def test_a_step_gives_the_schema_of_its_arguments_for_tools():
     "arguments", [{"query": "a", "limit": "3"}, '{"query": "a", "limit": 3}', b'{"query": "a", "limit": 3}']
 )
 def test_a_call_is_made_from_what_a_model_wrote(arguments):
-    call = search.from_json(arguments)
+    call: Any = search.from_json(arguments)
 
     assert call.input.data == b'{"query":"a","limit":3}'
     call.close()
@@ -226,7 +231,7 @@ def test_a_call_is_made_from_what_a_model_wrote(arguments):
 )
 def test_bad_arguments_are_refused_with_words_for_the_model(arguments, words: str):
     with pytest.raises(BadArguments, match=words):
-        search.from_json(arguments)
+        _ = search.from_json(arguments)
 
 
 def test_the_undecorated_function_stays():
@@ -278,7 +283,7 @@ def test_an_annotation_that_cannot_be_resolved_names_its_step():
     def puzzling(given: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821  # what the test is about
 
     with pytest.raises(UnresolvedAnnotation, match=r"puzzling: the annotation in \(given: Nowhere"):
-        puzzling(1)
+        _ = puzzling(1)
 
 
 def test_an_effect_takes_a_lookup_with_its_own_parameters():
@@ -287,14 +292,16 @@ def test_an_effect_takes_a_lookup_with_its_own_parameters():
         return item
 
     @order.lookup
-    def _(item: str, count: int) -> None: ...
+    def _(item: str, count: int) -> Lookup[str]:
+        return UNSURE
 
+    wrong: Any = order
     with pytest.raises(TypeError, match="declared twice"):
-        order.lookup(lambda item, count: None)
+        wrong.lookup(lambda item, count: None)
     with pytest.raises(TypeError, match="takes the parameters of the effect"):
-        order.lookup(lambda item: None)
+        wrong.lookup(lambda item: None)
     with pytest.raises(TypeError, match="takes the result of the effect"):
-        order.compensate(lambda: None)
+        wrong.compensate(lambda: None)
 
     assert order.kind == "effect"
     assert order.safety.is_not_sent(ConnectionRefusedError())

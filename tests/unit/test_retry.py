@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic import TypeAdapter, ValidationError
 from safepoint import Permanent, step
@@ -31,7 +33,7 @@ def plain() -> None: ...
 def tuned() -> None: ...
 
 
-def decided(step, error: BaseException | None = None, *, attempt: int = 1, elapsed: float = 0.0, **left):
+def decided(step, error: BaseException | None = None, *, attempt: int = 1, elapsed: float = 0.0, **left) -> Any:
     return decide(step, attempt=attempt, error=error or RuntimeError("x"), elapsed=elapsed, **left)
 
 
@@ -136,7 +138,9 @@ def test_a_policy_that_raises_ends_the_step_and_says_why(policy):
 
 
 def test_an_asynchronous_policy_is_refused():
-    async def wait(state) -> float:
+    async def wait(state: object) -> float:
         return 1.0
 
-    assert "is asynchronous" in decided(step(wait=wait)(lambda: None)).text
+    policy: Any = wait
+
+    assert "is asynchronous" in decided(step(wait=policy)(lambda: None)).text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -129,7 +130,7 @@ def test_what_the_run_would_raise_is_raised_with_its_causes():
     assert isinstance(failed.value.__cause__, StepFailed)
     assert failed.value.__cause__.attempts == 3
     assert isinstance(failed.value.__cause__.__cause__, BusyError)
-    assert len(failed.value.played.calls) == 3
+    assert len(vars(failed.value)["played"].calls) == 3
 
 
 def test_without_check_the_result_raises():
@@ -179,10 +180,9 @@ async def patient() -> list[str]:
     first = await wait_for("answer", type=int)
     second = await wait_for("answer", type=int)
     await sleep(86_400)
-    try:
+    with suppress(TimeoutError):
         await wait_for("never", timeout=3_600)
-    except TimeoutError:
-        hours = (now() - began).total_seconds() // 3600
+    hours = (now() - began).total_seconds() // 3600
     return [str(first), str(second), str(hours)]
 
 
@@ -211,14 +211,14 @@ def test_a_flow_continues_as_new():
 
 
 @flow
-async def parents(urls: list[str]) -> list[str | None]:
+async def parents(urls: list[str]) -> tuple[str | None, str | None]:
     return await gather(report(urls[:1]), report(urls[1:]))
 
 
 def test_children_are_played_with_the_same_stand_ins():
     played = run_flow(parents(["a", "b"]), steps={publish: lambda text: text}, approvals={"publish": True})
 
-    assert played.result == ["text of a", "text of b"]
+    assert tuple(played.result) == ("text of a", "text of b")
     assert len(played.effects) == 2
     assert len({call.idempotency_key for call in played.effects}) == 2
     assert len({call.run_id for call in played.calls}) == 2
