@@ -127,9 +127,11 @@ class Enqueuer(Protocol):
 
     def enqueue(self, call: Call[Any], options: EnqueueOptions) -> Run[Any]:
         """Enqueue in this thread."""
+        ...
 
     async def aenqueue(self, call: Call[Any], options: EnqueueOptions) -> Run[Any]:
         """Enqueue without blocking the event loop."""
+        ...
 
 
 _enqueuer: list[Enqueuer] = []

@@ -24,7 +24,9 @@ __all__ = ["Arguments", "Item", "Options", "options_of", "refuse_in_flow", "requ
 
 Arguments: TypeAlias = Mapping[str, Any]
 # A call, or a name with arguments, alone or with options of its own.
-Item: TypeAlias = Call[Any] | tuple[str, Arguments] | tuple[str, Arguments, "Options"] | tuple[Call[Any], "Options"]
+Item: TypeAlias = (
+    Call[Any] | tuple[Call[Any], "Options"] | tuple[str, Arguments | None] | tuple[str, Arguments | None, "Options"]
+)
 
 
 class Options(TypedDict, total=False):

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 from safepoint import Client, flow
 from safepoint.config.settings import Settings, load
@@ -63,7 +64,7 @@ def dialect(url: str, driver: str = "psycopg") -> str:
 
 # --- the kinds of connections: each yields (connection, execute, commit, rollback) ----------------------------------
 
-Opened = tuple[Any, Callable[[str], Any], Callable[[], Any], Callable[[], Any]]
+Opened = tuple[Any, Any, Callable[[], Any], Callable[[], Any]]
 
 
 @contextmanager
@@ -74,7 +75,7 @@ def of_psycopg(url: str) -> Iterator[Opened]:
 
 @contextmanager
 def of_psycopg_with_dict_rows(url: str) -> Iterator[Opened]:
-    with psycopg.connect(url, row_factory=dict_row) as own:
+    with psycopg.Connection[Any].connect(url, row_factory=dict_row) as own:
         yield own, own.execute, own.commit, own.rollback
 
 
@@ -123,7 +124,7 @@ def django_connection(url: str, **more: Any) -> Any:
         databases = {"default": {"ENGINE": "django.db.backends.postgresql", "NAME": "none"}}
         settings.configure(DATABASES=databases, USE_TZ=True)
         django.setup()
-    info = psycopg.conninfo.conninfo_to_dict(url)
+    info = conninfo_to_dict(url)
     connection.close()
     connection.settings_dict.update(
         NAME=info["dbname"],
@@ -261,13 +262,13 @@ def test_a_pipeline_of_the_apps_own_is_no_obstacle(client: Client, app_url: str)
 
 def test_djangos_atomic_block_decides(client: Client, app_url: str):
     connection = django_connection(app_url)
-    from django.db import transaction
+    from django.db.transaction import Atomic, set_rollback
 
     try:
-        with transaction.atomic():
+        with Atomic(None, savepoint=True, durable=False):
             client.enqueue(noticed(1), connection=connection)
-            transaction.set_rollback(True)
-        with transaction.atomic():
+            set_rollback(True)
+        with Atomic(None, savepoint=True, durable=False):
             connection.cursor().execute("INSERT INTO public.orders VALUES (1)")
             client.enqueue(noticed(1), connection=connection)
     finally:
@@ -335,11 +336,11 @@ def test_an_engine_is_no_connection(client: Client, app_url: str):
 
 # --- asynchronous connections ---------------------------------------------------------------------------------------
 
-AsyncOpened = tuple[Any, Callable[[str], Awaitable[Any]], Callable[[], Awaitable[Any]], Callable[[], Awaitable[Any]]]
+AsyncOpened = tuple[Any, Any, Callable[[], Awaitable[Any]], Callable[[], Awaitable[Any]]]
 
 
 async def with_psycopg(url: str, use: Callable[[AsyncOpened], Awaitable[None]]) -> None:
-    async with await psycopg.AsyncConnection.connect(url, row_factory=dict_row) as own:
+    async with await psycopg.AsyncConnection[Any].connect(url, row_factory=dict_row) as own:
         await use((own, own.execute, own.commit, own.rollback))
 
 
@@ -386,7 +387,7 @@ ASYNC_KINDS = {
 }
 
 
-@pytest.fixture(params=ASYNC_KINDS.values(), ids=ASYNC_KINDS)
+@pytest.fixture(params=ASYNC_KINDS.values(), ids=list(ASYNC_KINDS))
 def async_kind(request: pytest.FixtureRequest) -> Any:
     return request.param
 

@@ -26,7 +26,8 @@ def ledger(ledger_url: str) -> Iterator[Ledger]:
 @pytest.fixture
 def proxy(ledger_url: str) -> Iterator[LossyProxy]:
     parts = urlsplit(ledger_url)
-    with LossyProxy(parts.hostname or "127.0.0.1", parts.port or 5432) as opened:
+    opened = LossyProxy(parts.hostname or "127.0.0.1", parts.port or 5432)
+    with opened:
         yield opened
 
 
