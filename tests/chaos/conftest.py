@@ -1,4 +1,4 @@
-"""Fleets of real processes: one for a module, with a broker and a ledger of its own, or one for a test."""
+"""Fleets of real processes: one a broker for the session, whose relay and survivor live through every test, or one of a test's own."""
 
 from __future__ import annotations
 
@@ -6,30 +6,26 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
+from crashes import Crew
 from fleet import Fleet
-from servers import ValkeyServer, new_database
+from servers import ValkeyServer, new_database, with_path
 
 
-@pytest.fixture(scope="module")
-def module_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Valkey for one module."""
+@pytest.fixture(scope="session")
+def new_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], str]]:
+    """`new_valkey()` returns the URL of an empty database of a Valkey that serves these tests alone."""
     server = ValkeyServer(tmp_path_factory.mktemp("valkey"))
     server.start()
-    yield server.url
+    numbers = iter(range(16))
+    yield lambda: with_path(server.url, str(next(numbers)))
     server.kill()
 
 
-@pytest.fixture(scope="module")
-def module_rabbitmq(new_vhost: Callable[[], str]) -> str:
-    """A vhost for one module."""
-    return new_vhost()
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def new_fleet(
     postgres_url: str, template: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Fleet]]:
-    """`new_fleet(broker_url, **env)` makes a fleet with a ledger of its own; all are ended with the module."""
+    """`new_fleet(broker_url, **env)` makes a fleet with a ledger of its own; what a test does not end is ended with the session."""
     with contextlib.ExitStack() as stack:
 
         def make(broker_url: str, **env: str) -> Fleet:
@@ -39,3 +35,20 @@ def new_fleet(
             return fleet
 
         yield make
+
+
+@pytest.fixture(scope="session", params=["valkey", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)])
+def crew(request: pytest.FixtureRequest, new_fleet: Callable[..., Fleet]) -> Iterator[Crew]:
+    """A relay and a survivor on either broker."""
+    new_broker = {"valkey": "new_valkey", "rabbitmq": "new_vhost"}[request.param]
+    crew = Crew.start(new_fleet(request.getfixturevalue(new_broker)()))
+    yield crew
+    crew.fleet.close()
+
+
+@pytest.fixture
+def fleet(new_valkey: Callable[[], str], new_fleet: Callable[..., Fleet]) -> Iterator[Fleet]:
+    """A fleet of the test's own, with no process yet."""
+    fleet = new_fleet(new_valkey())
+    yield fleet
+    fleet.close()

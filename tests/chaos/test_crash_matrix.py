@@ -5,21 +5,10 @@ Each time the run succeeds, every step is committed once, none is executed after
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 from crashes import IN_EXECUTION, Crew, die_in_execution, die_in_relay, die_in_scan
-from fleet import Fleet
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module", params=["valkey", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)])
-def crew(request: pytest.FixtureRequest, new_fleet: Callable[..., Fleet]) -> Iterator[Crew]:
-    """A relay and a survivor on either broker."""
-    crew = Crew.start(new_fleet(request.getfixturevalue(f"module_{request.param}")))
-    yield crew
-    crew.fleet.close()
 
 
 @pytest.mark.parametrize("target", ["child", "worker"])

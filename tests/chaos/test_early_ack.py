@@ -12,9 +12,9 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def crew(module_valkey: str, new_fleet: Callable[..., Fleet]) -> Iterator[Crew]:
-    """A relay and a survivor that acknowledges at once."""
-    crew = Crew.start(new_fleet(module_valkey, EARLY_ACK="1"))
+def crew(new_valkey: Callable[[], str], new_fleet: Callable[..., Fleet]) -> Iterator[Crew]:
+    """A relay, and a survivor that acknowledges at once."""
+    crew = Crew.start(new_fleet(new_valkey(), EARLY_ACK="1"))
     yield crew
     crew.fleet.close()
 

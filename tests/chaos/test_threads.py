@@ -12,9 +12,9 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def crew(module_valkey: str, new_fleet: Callable[..., Fleet]) -> Iterator[Crew]:
+def crew(new_valkey: Callable[[], str], new_fleet: Callable[..., Fleet]) -> Iterator[Crew]:
     """A relay and a survivor."""
-    crew = Crew.start(new_fleet(module_valkey), pool="threads")
+    crew = Crew.start(new_fleet(new_valkey()), pool="threads")
     yield crew
     crew.fleet.close()
 
