@@ -5,18 +5,21 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Coroutine, Generator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from ..ledger.errors import BudgetExceeded, Cancelled, DeadlineExceeded, SafepointError, StepFailed, WaitTimedOut
 from .branch import branch, branch_or_none
 
 if TYPE_CHECKING:
+    from datetime import datetime
     from types import TracebackType
 
+    from ..ledger.codec import Codec, Encoded
     from ..ledger.key import Key
-    from .record import Asked, Kind, Load, Record
+    from .record import Kind, Load, Record
 
-__all__ = ["Awaited", "Suspended", "failure"]
+__all__ = ["Asked", "Awaited", "Suspended", "failure"]
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -83,6 +86,11 @@ class Awaited(Suspended[R_co]):
     step_id: str
     input_hash: bytes
 
+    @property
+    def freshness(self) -> float | None:
+        """Seconds for which an equal one of the same run answers it."""
+        return None
+
     @abstractmethod
     def ask(self, key: Key, *, joins: str | None) -> Asked:
         """Say what the flow asks for, under its key."""
@@ -90,6 +98,46 @@ class Awaited(Suspended[R_co]):
     @abstractmethod
     def value(self, record: Record, load: Load) -> R_co:
         """Decode the value of a committed outcome."""
+
+    def arguments(self) -> tuple[tuple[object, ...], dict[str, object]]:
+        """Decode the arguments anew: a step that changes one must not change what the flow holds."""
+        msg = f"{self.what} takes no arguments"
+        raise TypeError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Something the flow waits for that has no committed outcome yet."""
+
+    key: Key
+    awaited: Awaited[object] = field(repr=False)
+    lane: str = "online"
+    uses: str | None = None
+    input: Encoded | None = None  # of a step, an effect, a child
+    show: Encoded | None = None  # of an approval
+    value_type: Codec[object] | None = None  # of a signal
+    delay: float | None = None  # seconds: of a timer; the timeout of a signal or an approval
+    until: datetime | None = None  # of a timer that was given an instant
+    joins: str | None = None  # the gather it is a bare member of: alone it lets nothing new be asked
+
+    @property
+    def kind(self) -> Kind:
+        """What it is."""
+        return self.awaited.kind
+
+    @property
+    def name(self) -> str:
+        """The step's, the signal's, the approval's, or the child flow's name."""
+        return self.awaited.name
+
+    @property
+    def input_hash(self) -> bytes:
+        """What its outcome must have been asked with."""
+        return self.awaited.input_hash
+
+    def arguments(self) -> tuple[tuple[object, ...], dict[str, object]]:
+        """Decode the arguments anew."""
+        return self.awaited.arguments()
 
 
 def failure(awaited: Awaited[object], record: Record) -> SafepointError | None:

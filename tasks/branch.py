@@ -14,12 +14,11 @@ from ..ledger.errors import NotInFlow
 from ..ledger.key import Key
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Iterator, Sequence
 
-    from .driver import Driver
-    from .gather import Group
+    from .situation import Situation
 
-__all__ = ["Branch", "branch", "branch_or_none"]
+__all__ = ["Branch", "Group", "branch", "branch_or_none"]
 
 _branch: ContextVar[Branch | None] = ContextVar("safepoint_branch", default=None)
 
@@ -27,18 +26,18 @@ _branch: ContextVar[Branch | None] = ContextVar("safepoint_branch", default=None
 class Branch:
     """A coroutine that the driver sends results to, with its path and its counts."""
 
-    __slots__ = ("_counts", "coroutine", "driver", "group", "path", "position")
+    __slots__ = ("_counts", "coroutine", "group", "path", "position", "situation")
 
     def __init__(
         self,
-        driver: Driver,
+        situation: Situation,
         coroutine: Coroutine[object, object, object],
         *,
         path: str = "",
         group: Group | None = None,
         position: int = 0,
     ) -> None:
-        self.driver = driver
+        self.situation = situation
         self.coroutine = coroutine
         self.path = path
         self.group = group
@@ -52,11 +51,11 @@ class Branch:
 
     def key(self, step_id: str) -> Key:
         """Give the key of the next iteration of that step in this branch."""
-        return Key(self.driver.run.generation, self.path, step_id, self.count(step_id))
+        return Key(self.situation.run.generation, self.path, step_id, self.count(step_id))
 
     def send(self, value: object, error: BaseException | None) -> object:
         """Run the coroutine to its next await, with this branch as the current one."""
-        return self.driver.context.run(self._send, value, error)
+        return self.situation.context.run(self._send, value, error)
 
     def _send(self, value: object, error: BaseException | None) -> object:
         token = _branch.set(self)
@@ -69,6 +68,57 @@ class Branch:
         """Close the coroutine; what its clean-up code raises concerns nobody, the run goes on elsewhere."""
         with suppress(Exception):
             self.coroutine.close()
+
+
+class Group:
+    """A gather under way: who waits for it, which members have ended, and how."""
+
+    __slots__ = ("_ended", "_return_exceptions", "_waiting", "cancelled", "limit", "members", "name", "open", "parent")
+
+    def __init__(
+        self,
+        members: Sequence[Coroutine[object, object, object]],
+        *,
+        parent: Branch,
+        name: str,
+        limit: int | None,
+        return_exceptions: bool,
+        cancelled: bool,
+    ) -> None:
+        self.members = members
+        self.parent = parent
+        self.name = name
+        self.limit = limit
+        # Whether the run was cancelled when the gather began: then it belongs to the clean-up.
+        self.cancelled = cancelled
+        self.open = len(members)
+        self._return_exceptions = return_exceptions
+        self._ended: list[tuple[object, BaseException | None]] = [(None, None)] * self.open
+        self._waiting: Iterator[tuple[int, Coroutine[object, object, object]]] = iter(enumerate(members, start=1))
+
+    def next_member(self) -> tuple[int, Coroutine[object, object, object]] | None:
+        """Give the next member that has not started, with its number."""
+        return next(self._waiting, None)
+
+    def end(self, number: int, *, value: object, error: BaseException | None) -> bool:
+        """Note how a member ended; tell whether all have."""
+        self._ended[number - 1] = (value, error)
+        self.open -= 1
+        return self.open == 0
+
+    def outcome(self) -> tuple[object, BaseException | None]:
+        """Give what the await of the gather gives: the values, or the first failure by position."""
+        if self._return_exceptions:
+            return [value if error is None else error for value, error in self._ended], None
+        first = next((error for _, error in self._ended if error is not None), None)
+        return [value for value, _ in self._ended], first
+
+    def abandon(self) -> None:
+        """Close every member, those that have not started too."""
+        for member in self.members:
+            with suppress(Exception):
+                member.close()
+        self.parent.abandon()
 
 
 def branch(*, what: str) -> Branch:

@@ -151,8 +151,8 @@ class FlowContext:
     """What a flow may know: the same on every replay."""
 
     def __init__(self, branch: Branch) -> None:
-        self._driver = branch.driver
-        run = branch.driver.run
+        self._situation = branch.situation
+        run = branch.situation.run
         self.run_id = run.run_id
         self.tenant = run.tenant
         self.generation = run.generation
@@ -164,11 +164,11 @@ class FlowContext:
     @property
     def budget(self) -> Budget:
         """What is left after the results that the flow has been given."""
-        return self._driver.run.budget.less(tokens=self._driver.spent_tokens, usd=self._driver.spent_usd)
+        return self._situation.budget
 
     def note(self, text: str, percent: float | None = None) -> None:
         """Say how far the flow is; people see it with the next commit."""
-        self._driver.note(Note(text, percent).told())
+        self._situation.notes.append(Note(text, percent).told())
 
     def __getattr__(self, name: str) -> object:
         """Refuse what only a step has."""

@@ -17,7 +17,7 @@ __all__ = ["now", "random", "uuid4"]
 
 def now() -> datetime:
     """Give the time of the flow: the commit of the newest result that it has been given."""
-    return branch(what="now()").driver.now
+    return branch(what="now()").situation.now
 
 
 def random() -> _random.Random:
@@ -32,7 +32,7 @@ def uuid4() -> uuid.UUID:
 
 def _seed(what: str) -> bytes:
     here = branch(what=f"{what}()")
-    run = here.driver.run
+    run = here.situation.run
     # '#' keeps these counts apart from those of steps, whose names cannot hold it.
     count = here.count(f"{what}#")
     return hashlib.sha256(f"{run.run_id}/{run.generation}/{here.path}/{what}#{count}".encode()).digest()

@@ -7,28 +7,29 @@ feeding one record costs the same however long the run is.
 from __future__ import annotations
 
 from collections import deque
-from contextvars import Context
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ..ledger.codec import JSON
 from ..ledger.errors import Cancelled, ForeignAwait, SafepointError, ValueNotDecodable
 from .awaited import Awaited, failure
-from .branch import Branch
+from .branch import Branch, Group
 from .ending import diverged, ending_of, returned, wrong_input
 from .fresh import Fresh
-from .gather import Gather, Group
+from .gather import Gather
 from .no_loop import no_event_loop
 from .outcome import Diverged, FlowError, WasCancelled
+from .situation import Situation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
     from ..ledger.key import Key
+    from .awaited import Asked
     from .flow import Flow
     from .outcome import Outcome
-    from .record import Asked, Load, Record, RunInfo
+    from .record import Load, Record, RunInfo
 
 __all__ = ["Driver"]
 
@@ -41,17 +42,12 @@ class Driver:
 
     def __init__(self, flow: Flow[..., object], *, run: RunInfo, load: Load | None = None) -> None:
         self.flow = flow
-        self.run = run
+        self.situation = Situation(run, flow.signature, run.created_at)
         self.outcome: Outcome | None = None
-        self.now: datetime = run.created_at
         self.seen = 0
         self.last_seq = 0
         self.cancelled = False
-        self.spent_tokens = 0
-        self.spent_usd = 0.0
         self.fresh = Fresh()
-        # Of its own: what a flow sets stays in the flow, and what a worker has set cannot steer it.
-        self.context = Context()
         self._load = load or _load_json
         self._started = False
         self._asked: dict[Key, Asked] = {}
@@ -59,9 +55,18 @@ class Driver:
         self._withdrawn: set[Key] = set()
         self._new: dict[Key, Asked] = {}  # only what is open: a replay must not hold every input there ever was
         self._dropped: list[Key] = []
-        self._notes: list[Mapping[str, object]] = []
         self._turns: deque[_Turn] = deque()
         self._root: Branch | None = None
+
+    @property
+    def run(self) -> RunInfo:
+        """The run that it drives."""
+        return self.situation.run
+
+    @property
+    def now(self) -> datetime:
+        """The time of the flow: the commit of the newest record."""
+        return self.situation.now
 
     @property
     def asked(self) -> Mapping[Key, Asked]:
@@ -80,12 +85,8 @@ class Driver:
 
     def take_notes(self) -> list[Mapping[str, object]]:
         """Give the flow's notes since the last call."""
-        notes, self._notes = self._notes, []
+        notes, self.situation.notes = self.situation.notes, []
         return notes
-
-    def note(self, note: Mapping[str, object]) -> None:
-        """Keep a note of the flow for the next commit."""
-        self._notes.append(note)
 
     def start(self) -> None:
         """Run the flow to its first awaits."""
@@ -98,16 +99,17 @@ class Driver:
         except ValueNotDecodable as error:
             self.outcome = wrong_input(self.flow, error)
             return
-        self._root = Branch(self, self.flow.fn(*args, **kwargs))
+        self._root = Branch(self.situation, self.flow.fn(*args, **kwargs))
         self._go(self._root)
 
     def feed(self, record: Record) -> None:
         """Give the flow one committed outcome and run it on; a difference is an outcome, not an error."""
         self.seen += 1
         self.last_seq = record.seq
-        self.now = max(self.now, record.at)
-        self.spent_tokens += record.tokens
-        self.spent_usd += record.usd
+        situation = self.situation
+        situation.now = max(situation.now, record.at)
+        situation.spent_tokens += record.tokens
+        situation.spent_usd += record.usd
         match record.kind:
             case "start":
                 self.start()
@@ -147,8 +149,7 @@ class Driver:
                 group = group.parent.group
         self._waiting.clear()
         for group in groups.values():
-            group.gather.close()
-            group.parent.abandon()
+            group.abandon()
         if self._root is not None:
             self._root.abandon()
 
@@ -174,7 +175,7 @@ class Driver:
                 # The declared type has changed under the run: correct it, and the run goes on from here.
                 self.outcome = FlowError(wrong, f"{record.key}: {wrong}")
                 return
-            self.fresh.keep(asked, record)
+            self.fresh.keep(awaited, record)
         del self._asked[record.key], self._waiting[record.key]
         self._new.pop(record.key, None)
         self._go(branch, value, error)
@@ -222,7 +223,8 @@ class Driver:
         if known is not None:
             self._turns.appendleft((branch, awaited.value(known, self._load), None))
             return
-        joins = branch.group.joins(branch.coroutine) if branch.group else None
+        group, bare = branch.group, branch.coroutine is awaited
+        joins = group.name if group is not None and group.limit is None and bare else None
         asked = awaited.ask(branch.key(awaited.step_id), joins=joins)
         self._asked[asked.key] = asked
         self._waiting[asked.key] = (branch, awaited)
@@ -231,7 +233,14 @@ class Driver:
     def _open(self, branch: Branch, gather: Gather) -> None:
         own = f"gather#{branch.count('gather#')}"  # '#' keeps it apart from a step that is called gather
         name = f"{branch.path}/{own}" if branch.path else own
-        group = Group(gather, parent=branch, name=name, cancelled=self.cancelled)
+        group = Group(
+            gather.members,
+            parent=branch,
+            name=name,
+            limit=gather.limit,
+            return_exceptions=gather.return_exceptions,
+            cancelled=self.cancelled,
+        )
         if not group.open:
             self._turns.appendleft((branch, [], None))
             return
@@ -245,7 +254,7 @@ class Driver:
         number, coroutine = member
         path = f"{group.name}.{number}"
         error = Cancelled() if self.cancelled and not group.cancelled else None
-        self._turns.append((Branch(self, coroutine, path=path, group=group, position=number), None, error))
+        self._turns.append((Branch(self.situation, coroutine, path=path, group=group, position=number), None, error))
 
     def _end(self, branch: Branch, value: object, error: BaseException | None) -> None:
         group = branch.group

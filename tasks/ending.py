@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
 
     from ..ledger.codec import Encoded
+    from .awaited import Asked
     from .flow import Flow
-    from .record import Asked, Record
+    from .record import Record
 
 __all__ = ["continue_as", "diverged", "ending_of", "returned", "wrong_input"]
 
@@ -53,7 +54,7 @@ def continue_as(*args: object, **kwargs: object) -> Coroutine[object, object, No
     here = branch(what="continue_as()")
     if here.group is not None:
         raise NotInFlow("continue_as() works only in the flow's own body, not inside a gather")
-    signature = here.driver.flow.signature
+    signature = here.situation.signature
     encoded = signature.encode(signature.bind(args, kwargs))
     raise _ContinueAs(encoded, signature.hash(encoded))
 

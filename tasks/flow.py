@@ -11,10 +11,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from ..ledger.key import checked_name
-from .awaited import Awaited
+from .awaited import Asked, Awaited
+from .declared import Origin, declared
 from .enqueue import EnqueueOptions, enqueuer
-from .record import Asked
-from .registry import Origin, registry
 from .signature import Signature
 from .step import local_names
 
@@ -65,7 +64,7 @@ class Flow(Generic[P, R_co]):
         self.__module__ = fn.__module__
         self.__doc__ = fn.__doc__
         self.__wrapped__ = fn
-        registry.add_flow(self, Origin.of(fn, frame))
+        declared.add_flow(self, name=self.name, version=self.version, origin=Origin.of(fn, frame))
 
     def __repr__(self) -> str:
         """Name it with its version."""
@@ -190,8 +189,7 @@ class ChildRun(Awaited[R_co]):
 
     def ask(self, key: Key, *, joins: str | None) -> Asked:
         """Ask for the child."""
-        call = cast("Call[object]", self.call)
-        return Asked(key, self.kind, self.name, self.input_hash, input=call.input, child=call, joins=joins)
+        return Asked(key, self, input=self.call.input, joins=joins)
 
     def value(self, record: Record, load: Load) -> R_co:
         """Decode the child's result."""

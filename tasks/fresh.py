@@ -6,13 +6,11 @@ from collections import OrderedDict
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from .step import StepCall
-
 if TYPE_CHECKING:
     from datetime import datetime
 
     from .awaited import Awaited
-    from .record import Asked, Record
+    from .record import Record
 
 __all__ = ["Fresh"]
 
@@ -23,26 +21,26 @@ class Fresh:
     def __init__(self) -> None:
         self._newest: dict[str, OrderedDict[bytes, Record]] = {}
 
-    def keep(self, asked: Asked, record: Record) -> None:
+    def keep(self, awaited: Awaited[object], record: Record) -> None:
         """Remember a result for later calls with the same input."""
-        if asked.step is None or asked.step.freshness is None:
+        if awaited.freshness is None:
             return
-        known = self._newest.setdefault(asked.name, OrderedDict())
-        known[asked.input_hash] = record
-        known.move_to_end(asked.input_hash)
+        known = self._newest.setdefault(awaited.name, OrderedDict())
+        known[awaited.input_hash] = record
+        known.move_to_end(awaited.input_hash)
         # In the order of their commits: what is stale stands in front, and goes before it is a burden to a long run.
-        while not _is_fresh(next(iter(known.values())), within=asked.step.freshness, now=record.at):
+        while not _is_fresh(next(iter(known.values())), within=awaited.freshness, now=record.at):
             known.popitem(last=False)
             if not known:
                 break
 
     def find(self, awaited: Awaited[object], *, now: datetime) -> Record | None:
         """Give a result that is still fresh for this call."""
-        if not isinstance(awaited, StepCall) or awaited.step.freshness is None:
+        if awaited.freshness is None:
             return None
         known = self._newest.get(awaited.name)
         record = None if known is None else known.get(awaited.input_hash)
-        if record is None or not _is_fresh(record, within=awaited.step.freshness, now=now):
+        if record is None or not _is_fresh(record, within=awaited.freshness, now=now):
             return None
         return record
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Coroutine
 from typing import TYPE_CHECKING, Literal, TypeVar, cast, overload
 
-from .awaited import Awaited, Suspended
+from .awaited import Suspended
 from .flow import Call, ChildRun
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from .branch import Branch
-
-__all__ = ["Gather", "Group", "gather"]
+__all__ = ["Gather", "gather"]
 
 T = TypeVar("T")
 T1 = TypeVar("T1")
@@ -45,45 +43,6 @@ class Gather(Suspended[list[object]]):
         for member in self.members:
             member.close()
         super().close()
-
-
-class Group:
-    """A gather under way: who waits for it, which members have ended, and how."""
-
-    __slots__ = ("_ended", "_waiting", "cancelled", "gather", "name", "open", "parent")
-
-    def __init__(self, gather: Gather, *, parent: Branch, name: str, cancelled: bool) -> None:
-        self.gather = gather
-        self.parent = parent
-        self.name = name
-        # Whether the run was cancelled when the gather began: then it belongs to the clean-up.
-        self.cancelled = cancelled
-        self.open = len(gather.members)
-        self._ended: list[tuple[object, BaseException | None]] = [(None, None)] * self.open
-        self._waiting: Iterator[tuple[int, Coroutine[object, object, object]]] = iter(
-            enumerate(gather.members, start=1)
-        )
-
-    def next_member(self) -> tuple[int, Coroutine[object, object, object]] | None:
-        """Give the next member that has not started, with its number."""
-        return next(self._waiting, None)
-
-    def end(self, number: int, *, value: object, error: BaseException | None) -> bool:
-        """Note how a member ended; tell whether all have."""
-        self._ended[number - 1] = (value, error)
-        self.open -= 1
-        return self.open == 0
-
-    def joins(self, member: object) -> str | None:
-        """Name the gather if a member's outcome alone lets nothing new be asked."""
-        return self.name if self.gather.limit is None and isinstance(member, Awaited) else None
-
-    def outcome(self) -> tuple[object, BaseException | None]:
-        """Give what the await of the gather gives: the values, or the first failure by position."""
-        if self.gather.return_exceptions:
-            return [value if error is None else error for value, error in self._ended], None
-        first = next((error for _, error in self._ended if error is not None), None)
-        return [value for value, _ in self._ended], first
 
 
 def _coroutine(member: object) -> Coroutine[object, object, object]:

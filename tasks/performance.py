@@ -22,11 +22,12 @@ from ..ledger.errors import ArtifactStoreUnavailable, BudgetExceeded, ValueTooLa
 from ..ledger.steps import Claimed
 from .artifact import Artifact, reading_from
 from .attempt import EventLoop, Raised, Returned, attempt
+from .awaited import Asked
 from .budget import Budget
 from .context import StepContext, running
 from .decision import Decision
 from .loan import Loan
-from .record import Asked, Load
+from .record import Load
 from .step import Step
 
 __all__ = ["Performance", "Performed"]

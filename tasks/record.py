@@ -1,4 +1,4 @@
-"""What the pure driver is told and what it asks: the run, its committed outcomes, and the awaits that have none yet."""
+"""What the pure driver is told: the run, and its committed outcomes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from ..ledger.codec import Codec, Encoded
     from ..ledger.key import Key
-    from .flow import Call
-    from .step import Step
 
-__all__ = ["Asked", "Kind", "Load", "Record", "RunInfo"]
+__all__ = ["Kind", "Load", "Record", "RunInfo"]
 
 Kind = Literal["start", "advance", "cancel", "step", "effect", "timer", "signal", "approval", "child"]
 
@@ -61,38 +58,3 @@ class Record:
     error: Mapping[str, object] | None = None
     tokens: int = 0
     usd: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Something the flow waits for that has no committed outcome yet."""
-
-    key: Key
-    kind: Kind
-    name: str
-    input_hash: bytes
-    step: Step[..., object] | None = None
-    input: Encoded | None = None  # of a step, an effect, a child
-    child: Call[object] | None = None
-    show: Encoded | None = None  # of an approval
-    value_type: Codec[object] | None = None  # of a signal
-    delay: float | None = None  # seconds: of a timer; the timeout of a signal or an approval
-    until: datetime | None = None  # of a timer that was given an instant
-    joins: str | None = None  # the gather it is a bare member of: alone it lets nothing new be asked
-
-    @property
-    def lane(self) -> str:
-        """The lane that the step belongs to."""
-        return self.step.lane if self.step else "online"
-
-    @property
-    def uses(self) -> str | None:
-        """The dependency that the step uses."""
-        return self.step.uses if self.step else None
-
-    def arguments(self) -> tuple[tuple[object, ...], dict[str, object]]:
-        """Decode the arguments anew: a step that changes one must not change what the flow holds."""
-        if self.step is None or self.input is None:
-            msg = f"{self.key} takes no arguments"
-            raise TypeError(msg)
-        return self.step.decode_input(self.input.data)

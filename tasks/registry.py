@@ -1,24 +1,20 @@
-"""Which flows, steps and start hooks this process knows: filled by the decorators while modules are imported."""
+"""The flows, steps and start hooks that this process knows."""
 
 from __future__ import annotations
 
 import importlib
-import os
 import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from ..ledger.errors import ConfigError, DuplicateName, SafepointError, UnknownFlow, UnknownStep
+from ..ledger.errors import ConfigError, SafepointError, UnknownFlow, UnknownStep
+from .declared import Declared, declared
+from .flow import Flow
+from .step import Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from types import CodeType, FrameType
-
-    from .flow import Flow
-    from .step import Step
 
 __all__ = [
-    "Origin",
     "Registry",
     "find_flow",
     "find_step",
@@ -32,71 +28,24 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a declaration stands, and in which execution of the code around it."""
+class Registry:
+    """The declarations of a process, as what they are."""
 
-    file: str
-    qualname: str
-    line: int
-    around: CodeType
-
-    @classmethod
-    def of(cls, fn: Callable[..., object], frame: FrameType) -> Origin:
-        """Read where a function is declared; the frame is the one its decorator stands in."""
-        code: CodeType | None = getattr(fn, "__code__", None)
-        file = code.co_filename if code else "?"
-        return cls(os.path.realpath(file), fn.__qualname__, code.co_firstlineno if code else 0, frame.f_code)
+    def __init__(self, declarations: Declared) -> None:
+        self._declarations = declarations
 
     @property
-    def is_local(self) -> bool:
-        """Whether it stands in a function, where no worker can import it."""
-        return "<locals>" in self.qualname
+    def flows(self) -> Mapping[tuple[str, str], Flow[..., Any]]:
+        """The flows by name and version."""
+        return cast("Mapping[tuple[str, str], Flow[..., Any]]", self._declarations.flows)
 
-    def may_replace(self, other: Origin) -> bool:
-        """Tell whether this is the same declaration once more, and not a second one of that name.
-
-        A module that is imported again (reload, or as `__main__` and by name) is compiled or loaded anew, so the code
-        around its declarations is another object; two declarations of one execution share it.
-        """
-        if self.around is other.around:
-            return self.is_local and self.qualname == other.qualname and self.line == other.line
-        if self.is_local and other.is_local:
-            return True
-        return self.file == other.file and self.qualname == other.qualname
-
-    def __str__(self) -> str:
-        """Name the place as editors open it."""
-        return f"{self.file}:{self.line}"
+    @property
+    def steps(self) -> Mapping[str, Step[..., Any]]:
+        """The steps by name."""
+        return cast("Mapping[str, Step[..., Any]]", self._declarations.steps)
 
 
-@dataclass(slots=True)
-class Registry:
-    """The declarations of a process."""
-
-    flows: dict[tuple[str, str], Flow[..., Any]] = field(default_factory=dict)
-    steps: dict[str, Step[..., Any]] = field(default_factory=dict)
-    hooks: dict[str, Callable[[], object]] = field(default_factory=dict)
-    _origins: dict[tuple[str, str], Origin] = field(default_factory=dict)
-
-    def add_flow(self, flow: Flow[..., Any], origin: Origin) -> None:
-        """Remember a flow under its name and version."""
-        self._claim("flow", f"{flow.name}@{flow.version}", origin)
-        self.flows[flow.name, flow.version] = flow
-
-    def add_step(self, step: Step[..., Any], origin: Origin) -> None:
-        """Remember a step under its name."""
-        self._claim("step", step.name, origin)
-        self.steps[step.name] = step
-
-    def _claim(self, kind: str, name: str, origin: Origin) -> None:
-        first = self._origins.get((kind, name))
-        if first is not None and not origin.may_replace(first):
-            raise DuplicateName(kind=kind, name=name, first=str(first), second=str(origin))
-        self._origins[kind, name] = origin
-
-
-registry = Registry()
+registry = Registry(declared)
 
 
 def flows() -> Mapping[tuple[str, str], Flow[..., Any]]:
@@ -149,13 +98,13 @@ def load(modules: Iterable[str]) -> None:
 
 def on_start(hook: Callable[[], object]) -> Callable[[], object]:
     """Run the function once in each process that executes steps, after the fork and before its first claim."""
-    registry.hooks[f"{hook.__module__}.{hook.__qualname__}"] = hook
+    declared.hooks[f"{hook.__module__}.{hook.__qualname__}"] = hook
     return hook
 
 
 def start_hooks() -> tuple[Callable[[], object], ...]:
     """Give what `on_start` has registered, in order."""
-    return tuple(registry.hooks.values())
+    return tuple(declared.hooks.values())
 
 
 def _order(version: str) -> list[tuple[int, int, str]]:

@@ -10,8 +10,9 @@ from uuid import UUID, uuid5
 
 from ..ledger.commit import Ending
 from ..ledger.key import Key
+from .awaited import Asked
+from .flow import ChildRun
 from .outcome import Continued, Diverged, Failed, FlowError, Outcome, Returned, WasCancelled
-from .record import Asked
 
 __all__ = ["child_id", "ending_of", "hold_of", "row_of"]
 
@@ -56,8 +57,8 @@ def row_of(asked: Asked, *, run_id: UUID) -> dict[str, Any]:
 
 
 def _child(asked: Asked, *, run_id: UUID) -> dict[str, Any]:
-    call = asked.child
-    assert call is not None
+    assert isinstance(asked.awaited, ChildRun)
+    call = asked.awaited.call
     return {
         "run_id": str(child_id(run_id, asked.key)),
         "flow": call.flow.name,

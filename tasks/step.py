@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from ..ledger.key import checked_name
-from .awaited import Awaited
+from .awaited import Asked, Awaited
+from .declared import Origin, declared
 from .duration import seconds
-from .record import Asked
-from .registry import Origin, registry
 from .signature import Signature, refuse_awaitable
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ class Step(Generic[P, R_co]):
         self.__module__ = fn.__module__
         self.__doc__ = fn.__doc__
         self.__wrapped__ = fn
-        registry.add_step(self, Origin.of(fn, frame))
+        declared.add_step(self, name=self.name, origin=Origin.of(fn, frame))
 
     def __repr__(self) -> str:
         """Name it as what it is."""
@@ -168,8 +167,16 @@ class StepCall(Awaited[R_co]):
 
     def ask(self, key: Key, *, joins: str | None) -> Asked:
         """Ask for the step's execution."""
-        step = cast("Step[..., object]", self.step)
-        return Asked(key, self.kind, self.name, self.input_hash, step=step, input=self.input, joins=joins)
+        return Asked(key, self, lane=self.step.lane, uses=self.step.uses, input=self.input, joins=joins)
+
+    @property
+    def freshness(self) -> float | None:
+        """Seconds for which an equal call of the same run answers it."""
+        return self.step.freshness
+
+    def arguments(self) -> tuple[tuple[object, ...], dict[str, object]]:
+        """Decode the arguments anew."""
+        return self.step.decode_input(self.input.data)
 
     def value(self, record: Record, load: Load) -> R_co:
         """Decode the committed result."""

@@ -10,10 +10,9 @@ import orjson
 
 from ..ledger.codec import Codec, Encoded, digest, input_hash
 from ..ledger.key import checked_name
-from .awaited import Awaited
+from .awaited import Asked, Awaited
 from .decision import Decision
 from .duration import aware, seconds
-from .record import Asked
 
 if TYPE_CHECKING:
     from ..ledger.key import Key
@@ -44,7 +43,7 @@ class Timer(Awaited[None]):
 
     def ask(self, key: Key, *, joins: str | None) -> Asked:
         """Ask to be woken."""
-        return Asked(key, self.kind, self.name, self.input_hash, delay=self.delay, until=self.until, joins=joins)
+        return Asked(key, self, delay=self.delay, until=self.until, joins=joins)
 
     def value(self, record: Record, load: Load) -> None:
         """Give nothing: the time has come."""
@@ -72,7 +71,7 @@ class Signal(Awaited[T]):
     def ask(self, key: Key, *, joins: str | None) -> Asked:
         """Ask for the signal."""
         codec = cast("Codec[object]", self._codec)
-        return Asked(key, self.kind, self.name, self.input_hash, delay=self.timeout, value_type=codec, joins=joins)
+        return Asked(key, self, delay=self.timeout, value_type=codec, joins=joins)
 
     def value(self, record: Record, load: Load) -> T:
         """Decode what was sent."""
@@ -100,7 +99,7 @@ class Approval(Awaited[Decision]):
 
     def ask(self, key: Key, *, joins: str | None) -> Asked:
         """Ask for the decision."""
-        return Asked(key, self.kind, self.name, self.input_hash, show=self.show, delay=self.expires_in, joins=joins)
+        return Asked(key, self, show=self.show, delay=self.expires_in, joins=joins)
 
     def value(self, record: Record, load: Load) -> Decision:
         """Decode the decision."""

@@ -11,8 +11,10 @@ from ..tasks.artifact import reading_from
 from ..tasks.budget import Budget
 from ..tasks.context import StepContext, running
 from ..tasks.decision import Decision
+from ..tasks.flow import ChildRun
 from ..tasks.record import Record
 from ..tasks.retry import Retry, decide
+from ..tasks.step import StepCall
 from .memory import MemoryLedger
 from .played import Called, Event, Played, ReplayDiffers
 from .script import NoStandIn
@@ -22,8 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..ledger.codec import Encoded
+    from ..tasks.awaited import Asked
     from ..tasks.flow import Call
-    from ..tasks.record import Asked
+    from ..tasks.step import Step
     from .world import Queue, World
 
 __all__ = ["Actor"]
@@ -65,19 +68,18 @@ class Actor:
         return self._succeeded(asked, seq, asked.value_type.encode(answer[0]))
 
     def _child(self, asked: Asked, seq: int) -> Record:
-        if asked.child is None:
+        if not isinstance(asked.awaited, ChildRun):
             raise TypeError(asked)
-        child = self._play(asked.child, child_id(self._played.run_id, asked.key))
+        call = asked.awaited.call
+        child = self._play(call, child_id(self._played.run_id, asked.key))
         error = child.told()
         if error is not None:
             return self._failed(asked, seq, error)
         result: object = child.result  # a held child holds its parent: it raises RunHeld here
-        return self._succeeded(asked, seq, asked.child.flow.signature.result.encode(result))
+        return self._succeeded(asked, seq, call.flow.signature.result.encode(result))
 
     def _step(self, asked: Asked, seq: int) -> Record:
-        step = asked.step
-        if step is None:
-            raise TypeError(asked)
+        step = _step_of(asked)
         lacking = self._lacking(step.reserve or Budget())
         if lacking is not None:
             return self._failed(asked, seq, BudgetExceeded(what=lacking))
@@ -99,9 +101,7 @@ class Actor:
             self._world.jump(self._world.clock + timedelta(seconds=verdict.delay))
 
     def _attempt(self, asked: Asked, context: StepContext) -> Encoded | BaseException:
-        step = asked.step
-        if step is None:
-            raise TypeError(asked)
+        step = _step_of(asked)
         args, kwargs = asked.arguments()
         result: object = None
         done: Encoded | Exception
@@ -173,3 +173,9 @@ class Actor:
     def _event(self, kind: str, asked: Asked, **data: object) -> None:
         events = self._played.events
         events.append(Event(len(events) + 1, kind, self._world.clock, str(asked.key), data))
+
+
+def _step_of(asked: Asked) -> Step[..., Any]:
+    if not isinstance(asked.awaited, StepCall):
+        raise TypeError(asked)
+    return asked.awaited.step

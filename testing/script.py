@@ -15,7 +15,7 @@ from ..ledger.errors import SafepointError
 from ..tasks.decision import Decision
 
 if TYPE_CHECKING:
-    from ..tasks.record import Asked
+    from ..tasks.awaited import Asked
     from ..tasks.step import Step
 
 __all__ = ["NoStandIn", "Script", "resolved"]

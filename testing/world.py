@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..ledger.key import Key
+    from ..tasks.awaited import Asked
     from ..tasks.decision import Decision
-    from ..tasks.record import Asked
 
 __all__ = ["BEGIN", "Order", "Queue", "Stuck", "World", "child_id", "run_id"]
 

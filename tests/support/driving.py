@@ -9,9 +9,11 @@ from typing import Any
 from safepoint.ledger.codec import Codec
 from safepoint.ledger.errors import describe
 from safepoint.ledger.key import Key
+from safepoint.tasks.awaited import Asked
 from safepoint.tasks.driver import Driver
-from safepoint.tasks.flow import Call
-from safepoint.tasks.record import Asked, Record, RunInfo
+from safepoint.tasks.flow import Call, ChildRun
+from safepoint.tasks.record import Record, RunInfo
+from safepoint.tasks.step import StepCall
 
 BEGIN = datetime(2025, 1, 1, tzinfo=UTC)
 
@@ -41,10 +43,10 @@ class Driving:
     def commit(self, key: str, value: object = None, **record: Any) -> None:
         """Commit a success."""
         asked = self.ask(key)
-        if asked.step is not None:
-            encoded = asked.step.encode_result(value)
-        elif asked.child is not None:
-            encoded = asked.child.flow.result.encode(value)
+        if isinstance(asked.awaited, StepCall):
+            encoded = asked.awaited.step.encode_result(value)
+        elif isinstance(asked.awaited, ChildRun):
+            encoded = asked.awaited.call.flow.result.encode(value)
         else:
             encoded = Codec[object](object).show(value)
         self.put(asked, status="succeeded", data=encoded.data, encoding="json", **record)
@@ -82,7 +84,7 @@ def drive(call: Call[Any], *, choose: Callable[[list[Asked]], Asked] = lambda as
     driving = Driving(call, **run)
     while driving.outcome is None:
         asked = choose(list(driving.driver.asked.values()))
-        assert asked.step is not None
+        assert isinstance(asked.awaited, StepCall)
         args, kwargs = asked.arguments()
-        driving.commit(str(asked.key), asked.step.fn(*args, **kwargs))
+        driving.commit(str(asked.key), asked.awaited.step.fn(*args, **kwargs))
     return driving

@@ -163,7 +163,7 @@ def test_an_awaited_call_is_a_child_run():
     driving = Driving(parent(3))
     assert driving.asked == ["gather#1.1/child#1", "gather#1.2/part#1", "gather#1.3/child#1"]
     asked = driving.ask("gather#1.1/child#1")
-    assert (asked.kind, asked.child.flow, asked.child.input.data, asked.joins) == (
+    assert (asked.kind, asked.awaited.call.flow, asked.input.data, asked.joins) == (
         "child",
         child,
         b'{"n":3}',
