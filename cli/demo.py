@@ -65,7 +65,8 @@ def demo(
         stage = Stage(folder, quiet=as_json)
         proof, found = _play(stage)
     if as_json:
-        document({"holds": proof.holds, "run_id": found.run["run_id"], **asdict(proof), "seconds": stage.seconds})
+        told = {"holds": proof.holds, "run_id": found.run["run_id"], "saved": proof.saved}
+        document({**told, **asdict(proof), "seconds": stage.seconds})
     else:
         _show(proof, found, seconds=stage.seconds)
     if keep or not proof.holds:
@@ -164,6 +165,7 @@ class Stage:
             **clean,
             "PYTHONPATH": path,
             "PYTHONUNBUFFERED": "1",
+            "TMPDIR": str(self.folder),  # what killed processes leave behind goes with the folder
             "SAFEPOINT_LEDGER_URL": stack.ledger_url,
             "SAFEPOINT_BROKER_URL": stack.broker_url,
             "SAFEPOINT_HOME": str(self.folder / "home"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import signal
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..config.errors import ConfigError, Problem
-from .console import say
 from .options import Log, lane_names, use_log
 
 if TYPE_CHECKING:
@@ -168,7 +168,8 @@ def flower(
         "tasks-columns": "name,uuid,state,kwargs,retries,received,started,runtime,worker",
         "enable-events": True,
     }
-    say(f"Flower listens on http://{options['address']}:{options['port']}, user {here.flower.user}")
+    log_ = logging.getLogger("safepoint.flower")
+    log_.info("listening on http://%s:%s, user %s", options["address"], options["port"], here.flower.user)
     arguments = [f"--{name}={value}" for name, value in options.items()]
     with closing(ends):
         make_app(here, ends.broker_url).start(["--quiet", "flower", *arguments])
