@@ -170,7 +170,9 @@ def _await_end(run: Run[Any], seconds: float) -> int:
     except TimeoutError:
         typer.echo(f"safepoint: run {run.id} has not ended within {seconds:g} s: safepoint watch {run.id}", err=True)
         return TIME_OUT
-    document(result)
+    from pydantic_core import to_jsonable_python  # noqa: PLC0415  # as above
+
+    document(to_jsonable_python(result))
     return 0
 
 

@@ -10,7 +10,7 @@ __all__ = ["START", "Key", "checked_name"]
 
 # What a message, a log line and Flower can carry as it is; `/` and `#` would break the key, a leading `@` or `g2:`
 # is ours.
-_NAME = re.compile(r"(?!g\d+:)[^\s/#@\x00-\x1f\x7f][^\s/#\x00-\x1f\x7f]{0,199}")
+_NAME = re.compile(r"(?!g\d+:|celery\.|safepoint\.)[^\s/#@\x00-\x1f\x7f][^\s/#\x00-\x1f\x7f]{0,199}")
 _WIRE = re.compile(r"g(\d+):(.+)", re.DOTALL)
 
 
@@ -56,7 +56,7 @@ START: Final = "@start"
 def checked_name(name: object, *, what: str) -> str:
     """Give the name back, or refuse one that cannot stand in a step key."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        accepted = "1 to 200 characters without blanks, '/', '#' or a leading '@'"
+        accepted = "1 to 200 characters without blanks, '/', '#' or a leading '@', 'celery.' or 'safepoint.'"
         msg = f"{what}: {name!r} cannot be a name. Accepted: {accepted}"
         raise ValueError(msg)
     return name

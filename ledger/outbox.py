@@ -18,7 +18,7 @@ from .connect import Connection
 from .key import Key
 from .steps import Settled
 
-__all__ = ["Dispatched", "deliver", "dispatch", "fire_due", "next_due", "put_back", "settle"]
+__all__ = ["Dispatched", "decline", "deliver", "dispatch", "fire_due", "next_due", "put_back", "settle"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,17 @@ def put_back(connection: Connection, run_id: UUID, key: Key, *, lane: str) -> No
         # P14: never later. A moment earlier, so that the ticket of who has just published it settles it no more.
         "UPDATE safepoint.steps SET due_at = least(due_at - interval '1 ms', safepoint.now() + interval '5 s'),"
         " dispatched_at = NULL"
+        " WHERE run_id = %s AND generation = %s AND path = %s AND step_id = %s AND iteration = %s"
+        " AND status = 'ready' AND lane = %s AND due_at < 'infinity'",
+        (run_id, key.generation, key.path, key.step_id, key.iteration, lane),
+    )
+
+
+def decline(connection: Connection, run_id: UUID, key: Key, *, lane: str) -> None:
+    """Put back a published row whose receiver does not know the step; dispatch then judges who serves it (P15)."""
+    connection.execute(
+        # Only a row that still is as it was published; the pause keeps two workers from passing it to and fro.
+        "UPDATE safepoint.steps SET due_at = safepoint.now() + interval '5 s', dispatched_at = NULL"
         " WHERE run_id = %s AND generation = %s AND path = %s AND step_id = %s AND iteration = %s"
         " AND status = 'ready' AND lane = %s AND due_at < 'infinity'",
         (run_id, key.generation, key.path, key.step_id, key.iteration, lane),

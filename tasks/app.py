@@ -94,7 +94,8 @@ def _register_step(app: App, name: str, *, time_limit: int) -> None:
 def _register_scan(app: App, *, time_limit: int) -> None:
     scan = app.hooks.scan
 
-    @app.task(name=SCAN, shared=False, lazy=False, time_limit=time_limit)
+    # Without events: one a second would push the steps off Flower's first page.
+    @app.task(name=SCAN, send_events=False, shared=False, lazy=False, time_limit=time_limit)
     def run_scan() -> object:
         return scan() if scan is not None else None
 

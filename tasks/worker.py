@@ -119,12 +119,17 @@ class Worker:
                     )
 
     def unknown(self, run: str, step: str, lane: str) -> None:
-        """A message of a step that this worker does not have: the row goes to the next node that serves it, or waits
-        for one (P15).
+        """A message of a step that this worker does not have: its row goes to a node that serves it, or waits for one
+        (P15). Called on the consumer's event loop, which must not wait for a database.
         """
-        key = Key.from_wire(step)
-        with self._connect("unknown") as connection:
-            outbox.put_back(connection, UUID(run), key, lane=lane)
+        threading.Thread(target=self._decline, args=(UUID(run), Key.from_wire(step), lane), daemon=True).start()
+
+    def _decline(self, run_id: UUID, key: Key, lane: str) -> None:
+        try:
+            with self._connect("unknown") as connection:
+                outbox.decline(connection, run_id, key, lane=lane)
+        except (psycopg.Error, LedgerUnavailable) as error:  # it is due again by itself; the message was a hint
+            log.warning("step.unknown", run=str(run_id), step=key.wire, error=" ".join(str(error).split())[:200])
 
     def scan(self) -> None:
         """The beat's chore: one round of the orphan scan."""
@@ -229,8 +234,8 @@ class Worker:
                 os._exit(1)
 
     def _reap_often(self, *, sender: Any, **_: Any) -> None:
-        """Have dead pool children replaced at once. Celery looks when a child's pipe closes, which the kernel does before
-        the child can be waited for: half of the time it finds nothing, and looks again after five seconds.
+        """Have dead pool children replaced at once. Celery looks when a child's pipe closes, which the kernel does
+        before the child can be waited for: half of the time it finds nothing, and looks again after five seconds.
         """
         maintain = getattr(sender.pool, "maintain_pool", None)
         if sender.app is self.app and sender.hub is not None and maintain is not None:
