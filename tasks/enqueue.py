@@ -16,8 +16,7 @@ from .budget import Budget
 from .duration import aware, seconds
 
 if TYPE_CHECKING:
-    from .flow import Call
-    from .run import Run
+    pass
 
 __all__ = ["EnqueueOptions", "Enqueuer", "enqueuer", "set_enqueuer"]
 
@@ -123,13 +122,13 @@ def _budget(value: object) -> Budget | None:
 
 
 class Enqueuer(Protocol):
-    """Writes a run into the ledger."""
+    """Writes a run into the ledger; takes a `Call` and gives its `Run`, which would be a circle to name here."""
 
-    def enqueue(self, call: Call[Any], options: EnqueueOptions) -> Run[Any]:
+    def enqueue(self, call: Any, options: EnqueueOptions) -> object:
         """Enqueue in this thread."""
         ...
 
-    async def aenqueue(self, call: Call[Any], options: EnqueueOptions) -> Run[Any]:
+    async def aenqueue(self, call: Any, options: EnqueueOptions) -> object:
         """Enqueue without blocking the event loop."""
         ...
 

@@ -64,7 +64,7 @@ class Flow(Generic[P, R_co]):
         self.__module__ = fn.__module__
         self.__doc__ = fn.__doc__
         self.__wrapped__ = fn
-        declared.add_flow(self, name=self.name, version=self.version, origin=Origin.of(fn, frame))
+        declared.add_flow(self, origin=Origin.of(fn, frame))
 
     def __repr__(self) -> str:
         """Name it with its version."""
@@ -140,7 +140,7 @@ class Call(Generic[R_co]):
             start_at=start_at,
             connection=connection,
         )
-        return enqueuer().enqueue(self, options)
+        return cast("Run[R_co]", enqueuer().enqueue(self, options))
 
     async def aenqueue(  # noqa: PLR0913  # as above
         self,
@@ -167,7 +167,7 @@ class Call(Generic[R_co]):
             start_at=start_at,
             connection=connection,
         )
-        return await enqueuer().aenqueue(self, options)
+        return cast("Run[R_co]", await enqueuer().aenqueue(self, options))
 
 
 class ChildRun(Awaited[R_co]):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 from typing import TYPE_CHECKING, Any, cast
 
 from ..ledger.errors import ConfigError, SafepointError, UnknownFlow, UnknownStep
@@ -60,19 +59,15 @@ def steps() -> Mapping[str, Step[..., Any]]:
 
 def find_flow(name: str, version: str) -> Flow[..., Any] | None:
     """Give the flow of that version, else the newest one that accepts it."""
-    exact = registry.flows.get((name, version))
-    if exact is not None:
-        return exact
-    accepting = [flow for flow in registry.flows.values() if flow.name == name and version in flow.accepts]
-    return max(accepting, key=lambda flow: _order(flow.version), default=None)
+    return cast("Flow[..., Any] | None", declared.find_flow(name, version))
 
 
 def newest(name: str) -> Flow[..., Any]:
     """Give the newest version of a flow, which new runs start with."""
-    found = [flow for flow in registry.flows.values() if flow.name == name]
-    if not found:
-        raise UnknownFlow(name=name, known=", ".join(sorted({flow.name for flow in registry.flows.values()})) or "none")
-    return max(found, key=lambda flow: _order(flow.version))
+    found = declared.newest_flow(name)
+    if found is None:
+        raise UnknownFlow(name=name, known=", ".join(sorted({own for own, _ in declared.flows})) or "none")
+    return cast("Flow[..., Any]", found)
 
 
 def find_step(name: str) -> Step[..., Any]:
@@ -105,9 +100,3 @@ def on_start(hook: Callable[[], object]) -> Callable[[], object]:
 def start_hooks() -> tuple[Callable[[], object], ...]:
     """Give what `on_start` has registered, in order."""
     return tuple(declared.hooks.values())
-
-
-def _order(version: str) -> list[tuple[int, int, str]]:
-    """Order "2" before "10", and "2025-01" before "2025-02"."""
-    parts = re.findall(r"\d+|\D+", version)
-    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts]

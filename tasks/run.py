@@ -26,7 +26,7 @@ from ..ledger.events import Event
 from ..ledger.progress import Progress
 from ..ledger.states import RunStatus
 from .artifact import reading_from
-from .registry import find_flow
+from .declared import declared
 
 if TYPE_CHECKING:
     from ..ledger.connect import Connection
@@ -181,7 +181,7 @@ class Run(Generic[R_co]):
     def _decoded(self, found: Progress) -> R_co:
         store = self._link.store
         data = internalize(found.result or b"null", found.result_encoding or JSON, tenant=found.tenant, store=store)
-        flow = find_flow(found.flow, found.version)
+        flow = declared.find_flow(found.flow, found.version)
         codec: Codec[Any] = flow.result if flow is not None else Codec(Any, root="result")
         with reading_from(TenantStore(store, found.tenant)):
             return cast("R_co", codec.decode(data))
