@@ -215,8 +215,9 @@ END $$;
 CREATE FUNCTION safepoint.touch_artifacts_v1(p_tenant text, p_artifacts jsonb) RETURNS void LANGUAGE sql
 SET search_path = safepoint, pg_temp AS $$
     INSERT INTO artifacts (tenant_id, sha256, size, media_type, created_at, touched_at)
-        SELECT p_tenant, decode(a->>'sha256', 'hex'), (a->>'size')::bigint, a->>'media_type', safepoint.now(), safepoint.now() FROM jsonb_array_elements(p_artifacts) AS e(a)
-        ORDER BY a->>'sha256'
+        -- One row for each content, in one order: what a step and its flow return is often the same.
+        SELECT DISTINCT ON (a->>'sha256') p_tenant, decode(a->>'sha256', 'hex'), (a->>'size')::bigint, a->>'media_type', safepoint.now(),
+               safepoint.now() FROM jsonb_array_elements(p_artifacts) AS e(a) ORDER BY a->>'sha256'
     ON CONFLICT (tenant_id, sha256) DO UPDATE SET touched_at = excluded.touched_at
 $$;
 

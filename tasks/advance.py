@@ -47,7 +47,7 @@ class Advance:
         """Store the outcome, and with it what the flow asks for next; return the rows to be published."""
         joins = self._joins(turn)
         if joins is not None:
-            answer = self._send(turn, result, joins=joins)
+            answer = self._send(turn, result, joins=joins, artifacts=turn.artifacts)
             if answer.verdict != "stale":
                 self._histories.keep(
                     turn.run_id, turn.replay
@@ -59,8 +59,11 @@ class Advance:
                 state_version = self._reread(turn)
             answer = self._advanced(turn, result, state_version)
             if answer.verdict != "stale":
+                self._keep(turn, answer)
                 return self._committed(turn, answer)
-        return self._committed(turn, self._masked(lambda connection: self._locked(connection, turn, result)))
+        answer = self._masked(lambda connection: self._locked(connection, turn, result))
+        self._keep(turn, answer)
+        return self._committed(turn, answer)
 
     def _joins(self, turn: Turn) -> str | None:
         """Name the gather whose other members are still open: then this outcome lets nothing new be asked (P26)."""
@@ -73,17 +76,16 @@ class Advance:
     def _advanced(
         self, turn: Turn, result: Result, state_version: int, *, connection: Connection | None = None
     ) -> Answer:
-        """Feed the outcome, and commit it with all that follows; the driver is kept only if the ledger stored just
-        that.
-        """
-        replay, driver = turn.replay, turn.replay.driver
-        self._histories.feed(replay, [self._tentative(turn, result, seq=state_version + 1)])
+        """Feed the outcome, and commit it with all that follows."""
+        driver = turn.replay.driver
+        self._histories.feed(turn.replay, [self._tentative(turn, result, seq=state_version + 1)])
         outcome = driver.outcome
         flow_notes = [{"type": "note", "data": dict(note)} for note in driver.take_notes()]
+        artifacts = list(turn.artifacts)
         ending = self._performance.stored(
-            ending_of(outcome, last=turn.key), tenant=turn.claimed.run["tenant"], artifacts=turn.artifacts
+            ending_of(outcome, last=turn.key), tenant=turn.claimed.run["tenant"], artifacts=artifacts
         )
-        answer = self._send(
+        return self._send(
             turn,
             result,
             connection=connection,
@@ -92,12 +94,18 @@ class Advance:
             hold=hold_of(outcome, run_id=turn.run_id),
             asked=[row_of(asked, run_id=turn.run_id) for asked in driver.take_new()],
             flow_notes=flow_notes,
+            artifacts=artifacts,
         )
-        if answer.verdict == "committed" and answer.state_version == state_version + 1 and outcome is None:
+
+    def _keep(self, turn: Turn, answer: Answer) -> None:
+        """Keep the driver if the ledger has stored just what it was fed; only now, for until the ledger has answered
+        the advance may be repeated, and that closes it.
+        """
+        replay = turn.replay
+        if answer.verdict == "committed" and answer.state_version == replay.seen and replay.driver.outcome is None:
             self._histories.keep(turn.run_id, replay)
         else:
-            driver.close()
-        return answer
+            replay.driver.close()
 
     def _tentative(self, turn: Turn, result: Result, *, seq: int) -> Record:
         claimed = turn.claimed
@@ -164,7 +172,6 @@ class Advance:
                 result=result,
                 advanced_from=advanced_from,
                 notes=[*turn.notes, *flow_notes],
-                artifacts=turn.artifacts,
                 grace=self.settings.relay.grace,
                 settle=settle,
                 **follows,
