@@ -10,8 +10,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from . import control, database, demo, enqueue, fleet, processes, reading, replay, up, watch
+from . import control, database, demo, fleet, processes, reading, replay, up, watch
 from .console import complain
+from .enqueue import enqueue, with_endless_wait
 from .options import LogForm, use_log
 
 __all__ = ["app", "main"]
@@ -30,7 +31,7 @@ ACT = "Act"
 SERVE = "Serve"
 
 VERBS: dict[str, dict[str, Callable[..., None]]] = {
-    START: {"demo": demo.demo, "up": up.up, "enqueue": enqueue.enqueue},
+    START: {"demo": demo.demo, "up": up.up, "enqueue": enqueue},
     LOOK: {
         "runs": reading.runs, "show": reading.show, "why": reading.why, "watch": watch.watch, "replay": replay.replay,
         "nodes": fleet.nodes, "lanes": fleet.lanes, "versions": fleet.versions,
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        app(args=enqueue.with_endless_wait(given), prog_name="safepoint")
+        app(args=with_endless_wait(given), prog_name="safepoint")
     except Exception as error:  # noqa: BLE001  # the person at the terminal sees it, as a line
         if os.environ.get("SAFEPOINT_TRACEBACK") == "1":
             traceback.print_exc()

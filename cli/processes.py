@@ -48,7 +48,7 @@ def _keep_our_log() -> None:
 
     signals.setup_logging.connect(_log_is_set_up, weak=False)
     signals.celeryd_init.connect(_be_quiet, weak=False)
-    vars(celery_worker)["safe_say"] = _say_safely
+    setattr(celery_worker, "safe_say", _say_safely)  # noqa: B010  # the types of Celery do not name it
 
 
 def _log_is_set_up(**_: Any) -> None:

@@ -85,10 +85,12 @@ def watch(
 def _print_json(looks: Iterator[Look]) -> Look:
     from ..ledger.document import dumps  # noqa: PLC0415  # as above
 
+    last: Look | None = None
     for last in looks:
         for event in last.events:
             sys.stdout.write(dumps(event) + "\n")
         sys.stdout.flush()
+    assert last is not None  # every run is looked at once
     return last
 
 
@@ -101,10 +103,12 @@ def _print_live(looks: Iterator[Look]) -> Look:
     # The bar is drawn for eyes only; a file gets the events.
     with Progress(*columns, TimeElapsedColumn(), console=out(), disable=not sys.stdout.isatty()) as progress:
         task = progress.add_task("", total=100, status="", done="")
+        last: Look | None = None
         for last in looks:
             for event in last.events:
                 progress.console.print(lines_of(event), markup=False, soft_wrap=True)
             progress.update(task, completed=percent(last.run), status=last.run["status"], done=_done(last.run))
+    assert last is not None  # as above
     return last
 
 

@@ -38,7 +38,7 @@ def _is_served() -> ColumnElement[bool]:
     )
 
 
-def _open(run_ids: Sequence[UUID]) -> Select[Any]:
+def _open(run_ids: Sequence[UUID]) -> Select[*tuple[Any, ...]]:
     # By steps_open; the child of a wait is found by runs_children.
     own_key = func.safepoint.key_v1(steps.c.path, steps.c.step_id, steps.c.iteration)
     is_child = and_(_child.c.parent_run_id == steps.c.run_id, _child.c.parent_key == own_key, steps.c.kind == "child")

@@ -53,7 +53,7 @@ def test_the_numbers_are_those_of_the_bill_and_the_events() -> None:
 WRONG: dict[str, dict[str, Any]] = {
     "only one death": {"deaths": [-9]},
     "a death by another signal": {"deaths": [-9, -15]},
-    "a failed run": {"run": evidence().run | {"status": "failed"}},
+    "a failed run": {"run": dict(evidence().run) | {"status": "failed"}},
     "two tickets": {"tickets": [{"number": 1, "requests": 1}, {"number": 2, "requests": 1}]},
     "no ticket": {"tickets": []},
     "a ticket asked for twice": {"tickets": [{"number": 1, "requests": 2}]},
@@ -62,7 +62,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "a gap": {"events": events()[:3] + events()[4:]},
     "a second commit": {"events": [*events(), {**events()[1], "seq": 13}]},
     "a third diagnosis": {"bill": [*evidence().bill, {"task": "diagnose", "tokens": 1000}]},
-    "no result": {"run": evidence().run | {"result": None}},
+    "no result": {"run": dict(evidence().run) | {"result": None}},
 }
 
 

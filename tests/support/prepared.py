@@ -36,7 +36,7 @@ class Ledger:
     def enqueue(self, **options: Any) -> UUID:
         options = {"flow": "incident", "version": "1", "input": json.dumps({"alert": 1}), **options}
         names = ", ".join(f"{name} => %({name})s" for name in options)
-        row = self.connection.execute(f"SELECT safepoint.enqueue({names})", options).fetchone()
+        row = self.connection.execute(f"SELECT safepoint.enqueue({names})".encode(), options).fetchone()
         assert row is not None
         return UUID(str(row[0]))
 
@@ -67,7 +67,8 @@ class Ledger:
     def change(self, run: UUID, **columns: Any) -> None:
         """Store what no release of ours would."""
         names = ", ".join(f"{name} = %({name})s" for name in columns)
-        self.connection.execute(f"UPDATE safepoint.runs SET {names} WHERE run_id = %(run)s", {**columns, "run": run})
+        statement = f"UPDATE safepoint.runs SET {names} WHERE run_id = %(run)s"
+        self.connection.execute(statement.encode(), {**columns, "run": run})
 
     def read(self, run: UUID) -> dict[str, Any]:
         with snapshot(self.url, name="test") as connection:
