@@ -1,4 +1,4 @@
-"""P3, P4, P13: a connection that breaks around a claim or a commit. The executor is real, the wire is cut by a proxy."""
+"""P3, P4, P13: a connection that breaks around a claim or a commit; the executor is real, a proxy cuts the wire."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from ledger_proxy import LedgerProxy
 from ledger_verbs import START, Verbs, key
 from safepoint import flow, gather, step
-from safepoint.ledger.steps import Cause
+from safepoint.ledger.steps import Cause, Loss, lose
 from safepoint.tasks.loan import Shutdown
 from tenacity import stop_after_attempt, wait_none
 from workshop import Workshop, settings_of
@@ -83,7 +83,7 @@ def verbs(crowd: Callable[[], Verbs]) -> Verbs:
 def shop(proxy: LedgerProxy, verbs: Verbs, crowded_ledger_url: str, tmp_path: Path) -> Workshop:
     calls.clear()
     between.clear()
-    found = Workshop(proxy.url, settings_of(tmp_path))
+    found = Workshop(proxy.url, settings_of(tmp_path, relay={"grace": 0.0}))
     found.register(crowded_ledger_url)
     return found
 
@@ -139,7 +139,11 @@ class Lock:
 
 
 def test_p03_a_commit_that_its_old_backend_still_executes_is_not_made_twice(
-    shop: Workshop, proxy: LedgerProxy, crowd: Callable[[], Verbs], crowded_ledger_url: str, eventually: Callable[..., None]
+    shop: Workshop,
+    proxy: LedgerProxy,
+    crowd: Callable[[], Verbs],
+    crowded_ledger_url: str,
+    eventually: Callable[..., None],
 ) -> None:
     verbs = crowd()
     run = enqueue(verbs)
@@ -171,10 +175,12 @@ def test_p03_a_commit_after_somebody_elses_claim_has_lost_and_publishes_nothing(
     shop.belt.sent.clear()
 
     def take_over() -> None:
-        verbs.node("other")
+        verbs.node("other", flows=("lost_line@1",))
         taken = verbs.step(run, ONE)
-        facts = {"pid": taken["owner_pid"], "pid_start": taken["owner_pid_start"]}
-        assert verbs.lose(claim_of(taken, run), Cause.CHILD, **facts) == "lost"
+        loss = Loss(
+            run, ONE, taken["claim_token"], Cause.CHILD, pid=taken["owner_pid"], pid_start=taken["owner_pid_start"]
+        )
+        assert lose(verbs.connection, loss, lane="recovery", max_deaths=5) == "lost"
         verbs.claimed(run, ONE, lane="recovery", node="other")
 
     proxy.call_before("commit_v1", take_over)
@@ -182,12 +188,6 @@ def test_p03_a_commit_after_somebody_elses_claim_has_lost_and_publishes_nothing(
 
     assert verbs.statuses(run) == {"@start#1": "succeeded", "lost_one#1": "running"}
     assert shop.belt.sent == []
-
-
-def claim_of(row: dict[str, object], run: UUID) -> object:
-    from types import SimpleNamespace
-
-    return SimpleNamespace(run_id=run, key=ONE, token=row["claim_token"])
 
 
 @pytest.mark.parametrize("cut", ["cut_before", "cut_after"])
@@ -212,7 +212,9 @@ def test_p03_an_advance_under_the_lock_is_made_once_however_its_commit_is_answer
     shop.execute(run)
 
     def somebody_commits() -> None:
-        verbs.connection.execute("UPDATE safepoint.runs SET state_version = state_version + 1 WHERE run_id = %s", (run,))
+        verbs.connection.execute(
+            "UPDATE safepoint.runs SET state_version = state_version + 1 WHERE run_id = %s", (run,)
+        )
 
     proxy.call_before("commit_v1", somebody_commits, times=3)
     getattr(proxy, cut)("COMMIT")
@@ -225,6 +227,10 @@ def test_p03_an_advance_under_the_lock_is_made_once_however_its_commit_is_answer
     assert calls == ["one", "two"]
 
 
+def somebody_commits(verbs: Verbs, run: UUID) -> None:
+    verbs.connection.execute("UPDATE safepoint.runs SET state_version = state_version + 1 WHERE run_id = %s", (run,))
+
+
 def test_p26_after_two_misses_the_advance_is_repeated_under_the_lock_and_the_step_is_not(
     shop: Workshop, proxy: LedgerProxy, verbs: Verbs, crowded_ledger_url: str
 ) -> None:
@@ -232,7 +238,9 @@ def test_p26_after_two_misses_the_advance_is_repeated_under_the_lock_and_the_ste
     shop.execute(run)
 
     def somebody_commits() -> None:
-        verbs.connection.execute("UPDATE safepoint.runs SET state_version = state_version + 1 WHERE run_id = %s", (run,))
+        verbs.connection.execute(
+            "UPDATE safepoint.runs SET state_version = state_version + 1 WHERE run_id = %s", (run,)
+        )
 
     proxy.call_before("commit_v1", somebody_commits, times=3)
     shop.execute(run, ONE.wire)
@@ -244,20 +252,18 @@ def test_p26_after_two_misses_the_advance_is_repeated_under_the_lock_and_the_ste
     assert verbs.run(run)["status"] == "succeeded"
 
 
-def test_p26_branches_that_commit_at_once_both_go_on(
-    proxy: LedgerProxy, shop: Workshop, verbs: Verbs, crowded_ledger_url: str, tmp_path: Path
-) -> None:
+def test_p26_branches_that_commit_at_once_both_go_on(shop: Workshop, verbs: Verbs, crowded_ledger_url: str) -> None:
     run = enqueue(verbs, "lost_pair")
     shop.execute(run)
-    other = Workshop(crowded_ledger_url, settings_of(tmp_path))
-    first, second = (f"gather#1.{n}/lost_one#1" for n in (0, 1))
+    other = Workshop(crowded_ledger_url, shop.settings, belt=shop.belt)
+    first, second = (f"gather#1.{n}/lost_one#1" for n in (1, 2))
     between.append(lambda: other.execute(run, second))  # the sibling is claimed and committed inside the first
 
     shop.execute(run, first)
 
     assert {row: status for row, status in verbs.statuses(run).items() if "two" in row} == {
-        "gather#1.0/lost_two#1": "ready",
         "gather#1.1/lost_two#1": "ready",
+        "gather#1.2/lost_two#1": "ready",
     }
     shop.work(crowded_ledger_url)
     assert stands(verbs, run) == ("succeeded", 4, 0)

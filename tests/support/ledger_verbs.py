@@ -1,0 +1,230 @@
+"""The protocol's verbs on one connection, with all that a test does not care about filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+from psycopg.rows import dict_row
+from safepoint.ledger import commit as commits
+from safepoint.ledger import control, nodes, orphans, outbox, steps
+from safepoint.ledger.commit import Answer, Ending, Result
+from safepoint.ledger.connect import Connection, connect
+from safepoint.ledger.key import Key
+from safepoint.ledger.outbox import Dispatched
+from safepoint.ledger.steps import Cause, Claimed, Claimer, Loss, NotYours, Settled
+
+__all__ = ["LEASE", "NODE", "START", "Verbs", "ask", "key"]
+
+NODE = "node-1"
+LEASE = 15.0
+START = Key(1, "", "@start", 1)
+DONE = Result("succeeded", datetime(2030, 1, 1, tzinfo=UTC), b"1", "json", b"d")
+
+
+def key(text: str) -> Key:
+    """Read a step key: `a#1`, `gather#1.0/a#1`, `g2:a#1`."""
+    return Key.from_wire(text)
+
+
+def ask(text: str, kind: str = "step", **more: Any) -> dict[str, Any]:
+    """Give a row as a flow asks for it."""
+    parts = key(text)
+    own = {"path": parts.path, "step": parts.step_id, "iteration": parts.iteration, "kind": kind, "name": parts.step_id}
+    reason = {} if kind in ("step", "effect") else {"reason": {"code": kind}}
+    return {**own, "lane": "online", "hash": "00" * 32, **reason, **more}
+
+
+class Verbs:
+    """A connection, and the verbs over it; a failure to claim or to commit fails the test at once."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    @classmethod
+    def on(cls, url: str) -> Verbs:
+        """Open a connection of its own."""
+        return cls(connect(url, name="test"))
+
+    # Nodes.
+
+    def node(self, name: str = NODE, *, lock: bool = False, lease: float = LEASE, **facts: Any) -> None:
+        """Register a node that serves the flow `f` on both lanes."""
+        given: dict[str, Any] = {"lanes": ("online", "recovery"), "flows": ("f@1",), "concurrency": 2, **facts}
+        nodes.register(self.connection, nodes.Node(name, "host", 1, **given), lease=lease, with_lock=lock)
+
+    def beat(self, *active: UUID, node: str = NODE, marks: dict[str, Any] | None = None, **more: Any) -> nodes.Beat:
+        """Beat once, naming claims."""
+        return nodes.beat(self.connection, node, active=active, marks=marks or {}, lease=LEASE, **more)
+
+    # Runs.
+
+    def enqueue(self, **options: Any) -> UUID:
+        """Accept a run of the flow `f`."""
+        given = {"flow": "f", "version": "1", "input": "{}", **options}
+        names = ", ".join(f"{name} => %({name})s" for name in given)
+        return UUID(str(self.value(f"SELECT safepoint.enqueue({names})", given)))
+
+    def begun(self, *asked: dict[str, Any], **options: Any) -> UUID:
+        """Accept a run whose flow has been started and has asked for something."""
+        run = self.enqueue(**options)
+        self.commit(self.claimed(run), asked=asked)
+        return run
+
+    def many(self, count: int, *, tenant: str = "default", prefix: str = "") -> None:
+        """Accept many runs in one statement."""
+        self.connection.execute(
+            "SELECT safepoint.enqueue('f', jsonb_build_object('n', n), version => '1', tenant => %s)"
+            " FROM generate_series(1, %s) AS n",
+            (tenant, count),
+        )
+
+    # Claims.
+
+    def claim(
+        self, run: UUID, of: Key = START, *, lane: str = "online", token: UUID | None = None, node: str = NODE,
+        pid: int = 1, pid_start: int = 1, timeout: float = 60.0, seen: int = -1, settle: Sequence[Settled] = (),
+    ) -> Claimed | NotYours:  # fmt: skip
+        """Claim a step."""
+        return steps.claim(
+            self.connection, run, of, lane=lane, claimer=Claimer(node, pid, pid_start), token=token or uuid4(),
+            timeout=timeout, seen=seen, settle=settle,
+        )  # fmt: skip
+
+    def claimed(self, run: UUID, of: Key = START, **more: Any) -> Claimed:
+        """Claim a step that is to be had."""
+        answer = self.claim(run, of, **more)
+        assert isinstance(answer, Claimed), answer
+        return answer
+
+    def refusal(self, run: UUID, of: Key = START, **more: Any) -> str:
+        """Ask for a step that is not to be had, and tell why."""
+        answer = self.claim(run, of, **more)
+        assert isinstance(answer, NotYours), answer
+        return answer.reason
+
+    # Ends of a claim.
+
+    def commit(
+        self, claimed: Claimed, *, result: Result = DONE, ending: Ending | str | None = None, **more: Any
+    ) -> Answer:
+        """Commit a claimed step, advanced from the version that stands."""
+        if "joins" not in more:
+            more.setdefault("advanced_from", self.run(claimed.run_id)["state_version"])
+        ending = Ending(ending) if isinstance(ending, str) else ending
+        return commits.commit(
+            self.connection, claimed.run_id, claimed.key, token=claimed.token, node=NODE, result=result, ending=ending,
+            **{"advanced_from": None, **more},
+        )  # fmt: skip
+
+    def done(self, run: UUID, of: Key = START, **more: Any) -> Answer:
+        """Claim and commit a step."""
+        return self.commit(self.claimed(run, of), **more)
+
+    def retry(self, claimed: Claimed, *, delay: float = 0.0) -> Answer:
+        """End an attempt that is to be repeated."""
+        error = {"type": "Boom", "message": "boom"}
+        return commits.retry(
+            self.connection, claimed.run_id, claimed.key, token=claimed.token, node=NODE, error=error, delay=delay
+        )
+
+    def release(self, claimed: Claimed, **more: Any) -> bool:
+        """Give a claim back."""
+        return steps.release(
+            self.connection, claimed.run_id, claimed.key, token=claimed.token, **{"why": "drain", **more}
+        )
+
+    def lose(self, claimed: Claimed, cause: Cause = Cause.CHILD, *, max_deaths: int = 5, **more: Any) -> str:
+        """Report a claim as lost."""
+        facts = {"pid": 1, "pid_start": 1, **more}
+        loss = Loss(claimed.run_id, claimed.key, claimed.token, cause, **facts)
+        return steps.lose(self.connection, loss, lane="recovery", max_deaths=max_deaths)
+
+    # People.
+
+    def signal(self, run: UUID, name: str = "go", data: bytes = b"1", **more: Any) -> str:
+        """Send a signal, or another kind of mail."""
+        return control.mail(
+            self.connection, run, **{"kind": "signal", "name": name, "data": data, "encoding": "json", **more}
+        )
+
+    def cancel(self, run: UUID) -> str:
+        """Cancel a run."""
+        return control.cancel(self.connection, run, by="test")
+
+    def pause(self, run: UUID) -> str:
+        """Pause a run."""
+        return control.pause(self.connection, run, by="test")
+
+    def resume(self, run: UUID, code: str | None = None) -> str:
+        """Resume a run."""
+        return control.resume(self.connection, run, by="test", code=code)
+
+    def hold(self, run: UUID, code: str) -> None:
+        """Hold a run, as a commit or a release with a reason does."""
+        self.connection.execute("SELECT safepoint.hold_v1(%s, %s, 'told', NULL, NULL)", (run, code))
+
+    # The relay and the scan.
+
+    def dispatch(self, *, limit: int = 100, settled: bool = True) -> list[Dispatched]:
+        """Take what is due, and settle it as published unless told otherwise."""
+        rows = outbox.dispatch(self.connection, limit=limit, grace=5.0, redispatch_after=10.0)
+        if settled:
+            tickets = [Settled(row.run_id, row.key, row.due, 10.0 * 2**row.dispatches) for row in rows]
+            assert outbox.settle(self.connection, tickets) == len(rows)
+        return rows
+
+    def look(self, *, lease: float = LEASE, interval: float = 0.0) -> orphans.Round:
+        """Look for orphans."""
+        return orphans.look(self.connection, by="test", interval=interval, lease=lease)
+
+    def chores(self, *, cancel_grace: float = 30.0) -> orphans.Chores:
+        """Do what needs no verdict."""
+        return orphans.chores(self.connection, limit=100, cancel_grace=cancel_grace)
+
+    # What stands in the tables.
+
+    def rows(self, query: str, values: Any = ()) -> list[dict[str, Any]]:
+        """Read rows."""
+        with self.connection.cursor(row_factory=dict_row) as cursor:
+            return cursor.execute(query.encode(), values).fetchall()
+
+    def value(self, query: str, values: Any = ()) -> Any:
+        """Read one value."""
+        row = self.connection.execute(query.encode(), values).fetchone()
+        assert row is not None, query
+        return row[0]
+
+    def run(self, run: UUID) -> dict[str, Any]:
+        """Read a run's row."""
+        return self.rows("SELECT * FROM safepoint.runs WHERE run_id = %s", (run,))[0]
+
+    def step(self, run: UUID, of: Key = START) -> dict[str, Any]:
+        """Read a step's row."""
+        where = "run_id = %s AND generation = %s AND path = %s AND step_id = %s AND iteration = %s"
+        values = (run, of.generation, of.path, of.step_id, of.iteration)
+        return self.rows(f"SELECT *, isfinite(due_at) AS is_due FROM safepoint.steps WHERE {where}", values)[0]
+
+    def statuses(self, run: UUID) -> dict[str, str]:
+        """Read the status of each step of a run."""
+        found = self.rows(
+            "SELECT generation, path, step_id, iteration, status FROM safepoint.steps WHERE run_id = %s", (run,)
+        )
+        return {
+            Key(row["generation"], row["path"], row["step_id"], row["iteration"]).wire: row["status"] for row in found
+        }
+
+    def events(self, run: UUID) -> list[str]:
+        """Read the types of a run's events, in order."""
+        found = self.rows("SELECT type FROM safepoint.events WHERE run_id = %s ORDER BY seq", (run,))
+        return [row["type"] for row in found]
+
+    def waiting_backends(self) -> int:
+        """Count the sessions of this database that wait for a lock."""
+        return int(
+            self.value(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            )
+        )
