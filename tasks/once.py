@@ -138,8 +138,8 @@ class _Row:
         token = _inner.set(own)
         try:
             yield own
-        except BaseException:
-            self.meter.spend_again(own)  # there is no row that could carry it
+        except BaseException:  # the step sees it; what was spent has no row that could carry it
+            self.meter.spend_again(own)
             raise
         finally:
             _inner.reset(token)

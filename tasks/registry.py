@@ -85,8 +85,7 @@ def load(modules: Iterable[str]) -> None:
             importlib.import_module(module)
         except SafepointError:
             raise
-        except Exception as error:
-            # Whatever a user's module raises while it is imported; whoever starts the process learns which one it was.
+        except Exception as error:  # whatever a user's module raises; who starts the process learns which one it was
             msg = f"SAFEPOINT_FLOWS: {module} cannot be imported: {type(error).__name__}: {error}"
             raise ConfigError(msg) from error
 

@@ -111,8 +111,7 @@ class Signature:
     def _hints(self) -> dict[str, object]:
         try:
             return get_type_hints(self.fn, localns=dict(self._names), include_extras=True)
-        except Exception as error:
-            # Whatever an annotation raises when it is evaluated; the caller learns whose annotation it was.
+        except Exception as error:  # whatever an annotation raises; the caller learns whose it was
             hints = getattr(inspect.unwrap(self.fn), "__annotations__", {})
             text = f"{type(error).__name__}: {error}"
             shown = ", ".join(f"{name}: {hint}" for name, hint in hints.items())
