@@ -77,6 +77,8 @@ def options(
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if os.getcwd() not in sys.path:  # noqa: PTH109  # as Celery does: the flows of SAFEPOINT_FLOWS are found from here
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109  # as above
     try:
         app(args=with_endless_wait(given), prog_name="safepoint")
     except Exception as error:  # noqa: BLE001  # the person at the terminal sees it, as a line

@@ -25,8 +25,8 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 Tree = dict[str, Any]  # what TOML gives; the models check it right after
 
 _PREFIX = "SAFEPOINT_"
-# Read elsewhere (crash.py, the tests, CI): not settings, but ours.
-_OTHERS = re.compile(r"^SAFEPOINT_(CONFIG|CI|CRASH|CRASH_POINTS|CRASH_TARGET|CRASH_ONCE|TEST_\w+)$")
+# Read elsewhere (crash.py, the command line, the tests, CI): not settings, but ours.
+_OTHERS = re.compile(r"^SAFEPOINT_(CONFIG|CI|TRACEBACK|CRASH|CRASH_POINTS|CRASH_TARGET|CRASH_ONCE|TEST_\w+)$")
 # Kubernetes puts these into every pod that has a service called safepoint or safepoint-something beside it.
 _SERVICE_LINK = re.compile(r"^SAFEPOINT_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)$")
 

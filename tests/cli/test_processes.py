@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -92,6 +93,29 @@ print("HEAVY", [name for name in {HEAVY} if name in sys.modules])
 
     assert ran.stdout.splitlines()[-1] == "HEAVY []"
     assert all(verb in ran.stdout for verb in ("demo", "up", "enqueue", "runs", "show", "why", "watch", "replay", "db"))
+
+
+def test_flows_are_found_in_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "at_hand.py").write_text("print('imported')")
+    code = "import sys; from safepoint.cli import main; sys.path.remove(''); main(['replay', 'abcd'])"
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SAFEPOINT_")}
+    env |= {"SAFEPOINT_FLOWS": "at_hand", "SAFEPOINT_LEDGER_URL": "postgresql://127.0.0.1:1/x"}
+
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+
+    assert ran.stdout == "imported\n"
+
+
+def test_a_traceback_is_shown_on_request(clean: pytest.MonkeyPatch, run: Run) -> None:
+    clean.setenv("SAFEPOINT_LEDGER_URL", "postgresql://127.0.0.1:1/x")
+    clean.setenv("SAFEPOINT_TRACEBACK", "1")
+
+    ran = run("runs")
+
+    assert "Traceback" in ran.err
+    assert ran.err.splitlines()[-1].startswith("safepoint: The ledger does not answer")
 
 
 def test_version_is_printed(run: Run) -> None:
