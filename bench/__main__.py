@@ -1,4 +1,4 @@
-"""Measurements, as ratios within one run: `python bench [takeover] [growth]`, `QUICK=1` for fewer repetitions.
+"""Measurements, as ratios within one run: `python bench [intake] [takeover] [growth]`, `QUICK=1` for fewer repetitions.
 
 Nothing here is asserted: a machine is as fast as it is. Each part starts its own servers and ends them.
 """
@@ -9,9 +9,10 @@ import os
 import sys
 
 import growth
+import intake
 import takeover
 
-PARTS = {"takeover": takeover.main, "growth": growth.main}
+PARTS = {"intake": intake.main, "takeover": takeover.main, "growth": growth.main}
 
 
 def main() -> int:

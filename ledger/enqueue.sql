@@ -78,14 +78,17 @@ BEGIN
                    WHEN coalesce(x.flow, '') = '' THEN 'flow: a name is required'
                    WHEN x.input_base64 IS NULL AND coalesce(json_typeof(x.input), '') <> 'object'
                        THEN 'input: accepted is an object of named arguments, as in {"alert": {}}'
-                   WHEN coalesce(x.tenant, '') = '' THEN 'tenant: accepted is a text that is not empty'
+                   WHEN coalesce(x.tenant, '') = '' OR octet_length(x.tenant) > 200 THEN 'tenant: accepted is a text of 1 to 200 bytes'
                    WHEN x.key = '' OR octet_length(x.key) > 1000 THEN 'key: accepted is a text of 1 to 1000 bytes'
                    WHEN x.priority < 0 THEN 'priority: accepted is a whole number that is not negative'
-                   WHEN x.budget <> '{}' AND (jsonb_typeof(x.budget) <> 'object' OR jsonb_path_exists(x.budget, '$.keyvalue() ? (
-                       !(@.key == "tokens" || @.key == "usd" || @.key == "retries") || @.value.type() != "number" || @.value < 0)'))
-                       THEN 'budget: accepted are numbers for tokens, usd and retries'
+                   WHEN x.budget <> '{}' AND (jsonb_typeof(x.budget) <> 'object' OR x.budget - '{tokens,usd,retries}'::text[] <> '{}'
+                       OR x.budget->>'tokens' !~ '^[0-9]{1,18}$' OR x.budget->>'retries' !~ '^[0-9]{1,9}$'
+                       OR x.budget->>'usd' !~ '^[0-9]{1,12}(\.[0-9]+)?$')
+                       THEN 'budget: accepted are whole numbers for tokens and retries, a number for usd, none of them negative'
                    WHEN x.tags <> '{}' AND (jsonb_typeof(x.tags) <> 'object' OR jsonb_path_exists(x.tags, '$.* ? (@.type() != "string")'))
                        THEN 'tags: accepted are texts by text, as in {"team": "sre"}'
+                   WHEN x.deadline NOT BETWEEN '0001-01-02' AND '9999-12-30' THEN 'deadline: accepted is an instant up to the year 9999'
+                   WHEN x.start_at NOT BETWEEN '0001-01-02' AND '9999-12-30' THEN 'start_at: accepted is an instant up to the year 9999'
                    WHEN jsonb_typeof(x.versions) <> 'object' THEN 'versions: accepted is an object'
                    WHEN coalesce(x.version, f.version) IS NULL THEN 'unknown' END)::new_run_v1)
       FROM json_populate_recordset(NULL::enqueue_request_v1, p_requests) AS x

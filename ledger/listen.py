@@ -58,9 +58,11 @@ class Listener:
             yield
         finally:
             with self._lock:
-                self._waiting[run_id].remove(wake)
-                if not self._waiting[run_id]:
-                    del self._waiting[run_id]
+                waiting = self._waiting.get(run_id, [])  # a child forked inside the block has none
+                if wake in waiting:
+                    waiting.remove(wake)
+                if not waiting:
+                    self._waiting.pop(run_id, None)
 
     def close(self) -> None:
         """End the thread and its connection."""

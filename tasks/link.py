@@ -20,7 +20,7 @@ from ..config.settings import settings as configured
 from ..ledger import enqueue
 from ..ledger.artifacts import Store
 from ..ledger.connect import Connection, connect
-from ..ledger.errors import LedgerUnavailable
+from ..ledger.errors import ConfigError, LedgerUnavailable, Problem
 from ..ledger.listen import Listener
 from ..ledger.pool import Pool
 
@@ -28,6 +28,7 @@ __all__ = ["Link"]
 
 T = TypeVar("T")
 
+SCHEMES: Final = ("postgresql", "postgres", "postgresql+psycopg")
 NAME: Final = "safepoint client"
 _NO_SCHEMA: Final = (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedFunction, psycopg.errors.UndefinedTable)
 
@@ -46,7 +47,7 @@ class Link:
     """The way to one ledger."""
 
     def __init__(self, ledger_url: str | None, *, settings: Settings | None, size: int) -> None:
-        self._url = ledger_url
+        self._url = None if ledger_url is None else _checked(ledger_url)
         self._settings = settings
         self._size = size
         self._lock = threading.RLock()
@@ -147,6 +148,15 @@ class Link:
             opened.pool.close()
             if opened.embedded is not None:
                 opened.embedded.close()
+
+
+def _checked(url: str) -> str:
+    scheme, found, _ = url.partition("://") if isinstance(url, str) else ("", "", "")
+    if not found or scheme not in SCHEMES:
+        # The URL itself is not shown: there may be a password in it.
+        accepted = "a URL that starts with " + " or ".join(f"{name}://" for name in SCHEMES)
+        raise ConfigError(None, Problem("Client", "ledger_url", "this is no URL of a PostgreSQL", accepted))
+    return url
 
 
 def _prepare(url: str) -> None:

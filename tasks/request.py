@@ -97,6 +97,8 @@ def requests(
     made: list[Request] = []
     for what, given, own in _items(items, arguments, keys):
         terms = common if not own else {**options, **own}
+        if "connection" in own:
+            raise TypeError("connection: accepted once for all runs, beside the other options of enqueue_many")
         checked = terms if terms is common else options_of(terms).terms()
         made.append(request(what, given, version=version, terms=checked, limit=limit))
     return made

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
@@ -137,7 +138,7 @@ class Run(Generic[R_co]):
         looks = _Looks(timeout)
 
         def ring() -> None:
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # the loop was closed under the wait: nobody is left to be woken
                 loop.call_soon_threadsafe(rung.set)
 
         listener = await asyncio.to_thread(lambda: self._link.listener)

@@ -122,6 +122,13 @@ def test_a_run_without_a_version_starts_with_the_one_that_came_last(connection: 
         ({"budget": '{"token": 1}'}, "budget: "),
         ({"budget": '{"tokens": "many"}'}, "budget: "),
         ({"budget": '{"usd": -1}'}, "budget: "),
+        ({"budget": '{"tokens": 1.5}'}, "budget: "),
+        ({"budget": '{"usd": 1e300}'}, "budget: "),
+        ({"budget": "5"}, "budget: "),
+        ({"deadline": "infinity"}, "deadline: "),
+        ({"deadline": "20000-01-01"}, "deadline: "),
+        ({"start_at": "-infinity"}, "start_at: "),
+        ({"tenant": "t" * 201}, "tenant: "),
         ({"tags": '["a"]'}, "tags: "),
         ({"tags": '{"a": 1}'}, "tags: "),
         ({"versions": "[]"}, "versions: "),
@@ -133,6 +140,11 @@ def test_a_bad_argument_is_refused_by_its_name(connection: Connection, arguments
 
     assert caught.value.sqlstate == "SP002"
     assert one(connection, "SELECT count(*) FROM safepoint.runs") == 0
+
+
+@pytest.mark.parametrize("budget", ["{}", '{"tokens": 5}', '{"usd": 0.25, "retries": 0, "tokens": null}'])
+def test_a_budget_may_bound_what_it_likes(connection: Connection, budget: str):
+    assert enqueue(connection, budget=budget)
 
 
 def test_a_flow_that_nobody_has_served_is_unknown_unless_a_version_is_named(connection: Connection):

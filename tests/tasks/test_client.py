@@ -20,6 +20,7 @@ from safepoint import Budget, Client, flow
 from safepoint.config.settings import Settings, load
 from safepoint.ledger.errors import (
     BadArguments,
+    ConfigError,
     IdempotencyConflict,
     LedgerUnavailable,
     NaiveDatetime,
@@ -349,6 +350,7 @@ def test_more_than_one_statement_of_runs_keeps_the_order(client: Client, ledger:
         ("incident", {"arguments": [{}, {}], "keys": ["a"]}, "keys: there are 1 for 2 runs"),
         ([("incident", {})], {"arguments": [{}]}, "arguments: accepted only beside"),
         ([("incident", {}, {"prio": 1})], {}, "'prio' is no option"),
+        ([("incident", {}, {"connection": 1})], {}, "connection: accepted once for all runs"),
     ],
 )
 def test_what_cannot_be_enqueued_is_refused(client: Client, items: Any, more: dict[str, Any], says: str):
@@ -450,6 +452,22 @@ def test_a_ledger_that_is_away_is_said_in_a_sentence():
     assert str(caught.value).startswith("The ledger does not answer: ")
     assert "port 1 failed: Connection refused" in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["mysql://me:secret@host/db", "host=x password=secret", "", 5])
+def test_a_url_of_no_postgresql_is_refused_without_showing_it(url: Any):
+    with pytest.raises(ConfigError, match=r"ledger_url: .* Accepted: a URL that starts with postgresql://") as caught:
+        Client(url)
+
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_where_nothing_is_configured_the_embedded_stack_starts_with_its_schema(tmp_path: Path):
+    with Client(settings=load(env={"SAFEPOINT_HOME": str(tmp_path / "home")})) as client:
+        assert repr(client) == "<Client of no configured place>"
+        assert client.enqueue(incident(Alert(1))).status == "queued"
+        assert repr(client) == "<Client of the embedded stack>"
 
 
 def test_a_database_without_a_schema_is_said_with_the_command_to_type(postgres_url: str):
