@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ from .children import Child, Children, Plan
 from .console import document, say, table
 from .options import Json
 from .proof import EXPENSIVE, Evidence, Proof, prove
-from .words import lines_of, short
+from .words import clock, short
 
 if TYPE_CHECKING:
     from ..config.embedded import EmbeddedStack
@@ -122,7 +122,7 @@ class Stage:
         """Set up, run, kill, and judge."""
         self._set_up()
         run = self._enqueue()
-        self._tell(f"Run {run}")
+        self._tell(f"Run {run}: an alert, its metrics and logs, a diagnosis, a ticket")
         ended = self._until(lambda: self._step_on(run), what="the run to end")
         self._mark("run")
         found = Evidence(
@@ -239,7 +239,8 @@ class Stage:
                 step for step in open_steps(connection, [run]).get(run, ()) if step.name == EXPENSIVE and step.owner
             ]
         for event in events[self.seen :]:
-            self._tell("  " + short(lines_of(event), width=150))
+            if event["type"] != "step.scheduled":
+                self._tell(_line(event))
         self.seen = len(events)
         if self.killed_at is None and thinking and (thinking[0].claimed_ago or 0) > THINKING * KILL_AFTER:
             self._kill(str(thinking[0].owner))
@@ -279,7 +280,7 @@ class Stage:
 
     def clear(self) -> None:
         """End everything that was started."""
-        self._tell("Ending everything ...")
+        self._tell("Ending everything ...\n")
         if self.children is not None:
             begun = time.monotonic()
             self.children.stop(hurry=lambda: time.monotonic() - begun > 12)
@@ -293,6 +294,22 @@ class Stage:
     def _write(self, name: str, line: bytes) -> None:
         with (self.folder / "demo.log").open("ab") as log:
             log.write(f"{name:<9} | ".encode() + line + b"\n")
+
+
+def _line(event: Mapping[str, Any]) -> str:
+    """Give an event in the few words that matter here."""
+    data = event["data"]
+    match event["type"]:
+        case "step.started":
+            # It is written with the commit; what it tells of is when the step was claimed.
+            words = f"claimed {clock(data['at'])} by {data['node']}, claim {data['epoch']}"
+        case "step.committed":
+            words = f"{data['tokens']:,} tokens" if "tokens" in data else ""
+        case "step.lost":
+            words = f"{data['node']} is gone"
+        case _:
+            words = short(data.get("text", ""), width=70)
+    return f"  {clock(event['at'])}  {event['type']:<14}  {event['key'] or '':<26}  {words}".rstrip()
 
 
 def _get(url: str) -> Any:
