@@ -103,6 +103,12 @@ class Client:
         made = self._request(flow, arguments, version, terms)
         return self._runs(self._intake.accept([made], terms.connection))[0]
 
+    @overload
+    async def aenqueue(self, flow: Call[R], **options: Unpack[Options]) -> Run[R]: ...
+    @overload
+    async def aenqueue(
+        self, flow: str, arguments: Arguments | None = None, *, version: str | None = None, **options: Unpack[Options]
+    ) -> Run[Any]: ...
     async def aenqueue(
         self,
         flow: Call[Any] | str,

@@ -23,9 +23,12 @@ from .registry import flows, newest
 __all__ = ["Arguments", "Item", "Options", "options_of", "refuse_in_flow", "request", "requests", "unknown_flow"]
 
 Arguments: TypeAlias = Mapping[str, Any]
-# A call, or a name with arguments, alone or with options of its own.
+# A call, or a name with arguments, alone or with `Options` of its own, which are checked when they are read.
 Item: TypeAlias = (
-    Call[Any] | tuple[Call[Any], "Options"] | tuple[str, Arguments | None] | tuple[str, Arguments | None, "Options"]
+    Call[Any]
+    | tuple[Call[Any], Mapping[str, Any]]
+    | tuple[str, Arguments | None]
+    | tuple[str, Arguments | None, Mapping[str, Any]]
 )
 
 

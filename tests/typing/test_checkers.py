@@ -16,7 +16,7 @@ import pytest
 import safepoint
 
 HERE = Path(__file__).parent
-ACCEPTED = [HERE / "incident.py", HERE / "agents.py"]
+ACCEPTED = [HERE / "incident.py", HERE / "agents.py", HERE / "app.py"]
 REFUSED = [HERE / "refused.py"]
 ROOT = Path(safepoint.__file__).parent.parent
 
