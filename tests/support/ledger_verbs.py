@@ -73,11 +73,11 @@ class Verbs:
         self.commit(self.claimed(run), asked=asked)
         return run
 
-    def many(self, count: int, *, tenant: str = "default", prefix: str = "") -> None:
+    def many(self, count: int, *, tenant: str = "default") -> None:
         """Accept many runs in one statement."""
         self.connection.execute(
-            "SELECT safepoint.enqueue('f', jsonb_build_object('n', n), version => '1', tenant => %s)"
-            " FROM generate_series(1, %s) AS n",
+            "SELECT count(*) FROM safepoint.enqueue_v1((SELECT json_agg(json_build_object('n', n, 'flow', 'f', 'version',"
+            " '1', 'input', json_build_object('n', n), 'tenant', %s::text)) FROM generate_series(1, %s) AS n))",
             (tenant, count),
         )
 
@@ -119,9 +119,9 @@ class Verbs:
             **{"advanced_from": None, **more},
         )  # fmt: skip
 
-    def done(self, run: UUID, of: Key = START, **more: Any) -> Answer:
+    def done(self, run: UUID, of: Key = START, *, lane: str = "online", **more: Any) -> Answer:
         """Claim and commit a step."""
-        return self.commit(self.claimed(run, of), **more)
+        return self.commit(self.claimed(run, of, lane=lane), **more)
 
     def retry(self, claimed: Claimed, *, delay: float = 0.0) -> Answer:
         """End an attempt that is to be repeated."""

@@ -347,11 +347,10 @@ def test_p13_a_commit_is_kept_while_the_ledger_does_not_answer(
 ) -> None:
     run = enqueue(verbs)
     shop.execute(run)
-    between.append(proxy.refuse)
+    between.extend([proxy.refuse, shop.board.drain])  # a drain does not give up what has been executed
 
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(shop.execute, run, ONE.wire)
-        shop.board.drain()  # a drain does not give up what has been executed
         with pytest.raises(TimeoutError):
             done.result(timeout=0.3)
         proxy.accept()
