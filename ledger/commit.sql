@@ -76,7 +76,7 @@ BEGIN
            spent_tokens = spent_tokens + p_tokens, spent_usd = spent_usd + p_usd,
            status = CASE WHEN r.status = 'queued' THEN 'running' ELSE r.status END,
            current_node = coalesce(next_rows->0->>'key', current_node),
-           plan = CASE WHEN p_notes IS NULL THEN plan ELSE plan || p_notes END,
+           plan = CASE WHEN p_notes IS NULL THEN plan ELSE jsonb_path_query_array(plan || p_notes, '$[last - 49 to last]') END,
            artifacts = CASE WHEN p_artifacts IS NULL THEN artifacts ELSE artifacts || p_artifacts END
      WHERE run_id = p_run RETURNING status INTO fresh;
     INSERT INTO events (run_id, seq, tenant_id, type, key, data, at)
@@ -254,7 +254,7 @@ BEGIN
      WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;
     UPDATE runs SET spent_tokens = spent_tokens + p_tokens, spent_usd = spent_usd + p_usd, wasted_tokens = wasted_tokens + p_tokens,
            wasted_usd = wasted_usd + p_usd, spent_retries = spent_retries + 1, updated_at = instant,
-           plan = CASE WHEN p_notes IS NULL THEN plan ELSE plan || p_notes END
+           plan = CASE WHEN p_notes IS NULL THEN plan ELSE jsonb_path_query_array(plan || p_notes, '$[last - 49 to last]') END
      WHERE run_id = p_run;
     PERFORM emit_v1(p_run, r.tenant_id, jsonb_build_array(
         jsonb_build_object('type', 'step.started', 'key', key_v1(p_path, p_step, p_iteration), 'data', jsonb_build_object(
