@@ -1,4 +1,4 @@
-"""Fleets of real processes: one a broker for the session, whose relay and survivor live through every test, or one of a test's own."""
+"""Fleets of real processes: one a broker, whose relay and survivor live through every test, or one for a test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def new_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[]
 def new_fleet(
     postgres_url: str, template: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Fleet]]:
-    """`new_fleet(broker_url, **env)` makes a fleet with a ledger of its own; what a test does not end is ended with the session."""
+    """`new_fleet(broker_url, **env)` makes a fleet with a ledger of its own; all of it ends with the session."""
     with contextlib.ExitStack() as stack:
 
         def make(broker_url: str, **env: str) -> Fleet:

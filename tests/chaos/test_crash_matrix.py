@@ -1,6 +1,6 @@
 """Every crash point that exists without effects, on either broker: a pool child dies, or the whole worker.
 
-Each time the run succeeds, every step is committed once, none is executed after its commit, and the log is the snapshot.
+Each time the run succeeds, every step is committed once and not executed after that, and the log is the snapshot.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SIGTERM during a long step (P22): the worker drains, gives the step back uncounted, and it goes on elsewhere within two seconds."""
+"""SIGTERM during a long step (P22): a worker drains and gives it back uncounted; it goes on elsewhere at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A message is a hint: the same one five times before, during and after its step gives one result; of two who claim, one wins."""
+"""A message is a hint: five copies before, during and after a step give one result; of two who claim, one wins."""
 
 from __future__ import annotations
 

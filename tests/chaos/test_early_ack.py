@@ -1,4 +1,4 @@
-"""Acknowledging late is an optimisation: with messages that are gone before they are executed, every death still ends well."""
+"""Acknowledging late is an optimisation: with messages gone before they are executed, every death still ends well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that is frozen past its lease and goes on (P35): its late commit counts unless somebody else has claimed since."""
+"""A worker is frozen past its lease and goes on (P35): its late commit counts unless somebody has claimed since."""
 
 from __future__ import annotations
 

@@ -1,21 +1,24 @@
-"""What must be true of a run in the ledger, whatever has happened to its processes: checked after every test that kills.
+"""What must be true of a run in the ledger, whatever has happened to its processes: checked by every test that kills.
 
 The snapshot (runs, steps) and the log (events) are two accounts of one thing; each is worked out from the other here.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import psycopg
+from psycopg.adapt import Loader
 from psycopg.rows import dict_row
 
-__all__ = ["Account", "Execution", "assert_sound", "executions", "read"]
+__all__ = ["Account", "Execution", "assert_sound", "auditor", "executions", "read"]
 
 EXECUTED = ("step", "effect")
 OUTCOMES = ("step.committed", "step.failed")
@@ -56,17 +59,35 @@ class Account:
         return [event["data"]["cause"] for event in self.events_of(key, "step.lost")]
 
 
-def read(url: str, run_id: UUID) -> Account:
-    """Read a run's two accounts in one snapshot."""
-    with psycopg.connect(url, row_factory=dict_row) as connection:
+class _Instant(Loader):
+    """Reads instants, of which a parked step's is infinite."""
+
+    def load(self, data: Any) -> datetime:
+        text = bytes(data).decode()
+        return datetime.max.replace(tzinfo=UTC) if text == "infinity" else datetime.fromisoformat(text)
+
+
+@contextlib.contextmanager
+def auditor(url: str) -> Iterator[psycopg.Connection[dict[str, Any]]]:
+    """Lend a connection for `read`: what it reads of one run is one snapshot."""
+    with psycopg.Connection[dict[str, Any]].connect(url, row_factory=dict_row, options="-c timezone=UTC") as connection:
+        connection.adapters.register_loader("timestamptz", _Instant)
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        yield connection
+
+
+def read(connection: psycopg.Connection[dict[str, Any]], run_id: UUID) -> Account:
+    """Read a run's two accounts."""
+    with connection.transaction():
         run = connection.execute("SELECT * FROM safepoint.runs WHERE run_id = %s", [run_id]).fetchone()
         steps = connection.execute(
             "SELECT *, safepoint.key_v1(path, step_id, iteration) AS key FROM safepoint.steps WHERE run_id = %s"
             " ORDER BY commit_seq",
             [run_id],
         ).fetchall()
-        events = connection.execute("SELECT * FROM safepoint.events WHERE run_id = %s ORDER BY seq", [run_id]).fetchall()
+        events = connection.execute(
+            "SELECT * FROM safepoint.events WHERE run_id = %s ORDER BY seq", [run_id]
+        ).fetchall()
     assert run is not None
     return Account(run, steps, events)
 
@@ -117,7 +138,7 @@ def _assert_step(account: Account, step: dict[str, Any]) -> None:
         assert outcome["type"] == ("step.committed" if step["status"] == "succeeded" else "step.failed")
         said = [outcome["data"][name] for name in ("epoch", "attempt", "recoveries")]
         assert said == [step["epoch"], step["attempt"], step["recoveries"]], key
-    # Every claim has an end in the log: committed, retried or lost. A late commit ends a claim that was lost before (P35).
+    # Every claim has an end in the log: committed, retried or lost. A late commit ends one that was lost before (P35).
     late = sum(bool(outcome["data"].get("late")) for outcome in outcomes)
     running = step["status"] == "running"
     assert len(lost) + len(retried) + len(outcomes) + running - late == step["epoch"], (key, lost, retried, outcomes)

@@ -1,7 +1,7 @@
 """One death at each crash point: who dies, over which step, and who has to go on.
 
-A fleet has a relay and a survivor; the victim is new for each death and consumes the lane `front` alone, so it is certain who gets
-the step that kills.
+A fleet has a relay and a survivor; the victim is new for each death and consumes the lane `front` alone, so it is
+certain who gets the step that kills.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Death:
         return self.key.rpartition("/")[2].partition("#")[0]
 
 
-# The first two die over a member of a gather while the other one goes on; the last two over a step whose outcome asks for several.
+# Some die over a member of a gather while the other one goes on, some over a step whose outcome asks for several.
 IN_EXECUTION = {
     "claim.before": Death("forked", "gather#1.1/probe#1", 1),
     "claim.after": Death("forked", "gather#1.1/probe#1", 1),

@@ -9,7 +9,8 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from servers import eventually
 __all__ = ["Fleet", "events", "trap"]
 
 SUPPORT = Path(__file__).parent
-# Short times, so that a test need not wait: a lease of some seconds is as correct as a long one, because a late commit counts (P35).
+# Short times, so that tests need not wait: a short lease is as correct as a long one, for late commits count (P35).
 CONFIGURATION = """\
 flows = ["journeys"]
 
@@ -107,7 +108,12 @@ class Fleet:
     # Processes.
 
     def worker(
-        self, *lanes: str, pool: str = "prefork", concurrency: int = 2, wait: bool = True, env: Mapping[str, str] | None = None
+        self,
+        *lanes: str,
+        pool: str = "prefork",
+        concurrency: int = 2,
+        wait: bool = True,
+        env: Mapping[str, str] | None = None,
     ) -> WorkerNode:
         """Start a worker of these lanes."""
         command = self._command("worker", ",".join(lanes), pool, str(concurrency))
@@ -190,7 +196,8 @@ class Fleet:
 
     def account(self, run: UUID) -> Account:
         """Return all that the ledger has of a run."""
-        return audit.read(self.ledger_url, run)
+        with audit.auditor(self.ledger_url) as connection:
+            return audit.read(connection, run)
 
     def executions(self, run: UUID | None = None) -> list[Execution]:
         """Return what steps have written down."""
@@ -220,7 +227,8 @@ class Fleet:
 
             def has() -> None:
                 row = connection.execute("SELECT status FROM safepoint.runs WHERE run_id = %s", [run]).fetchone()
-                assert row is not None and row[0] in statuses, f"{row}\n{self.tell(run)}"
+                assert row is not None
+                assert row[0] in statuses, f"{row}\n{self.tell(run)}"
 
             eventually(has, timeout=timeout)
         return self.account(run)
@@ -241,6 +249,15 @@ class Fleet:
         audit.assert_sound(account, self.executions(run))
         return account
 
+    def assert_all_sound(self, runs: Sequence[UUID]) -> None:
+        """Check the accounts of many runs."""
+        executed = defaultdict(list)
+        for one in self.executions():
+            executed[one.run].append(one)
+        with audit.auditor(self.ledger_url) as connection:
+            for run in runs:
+                audit.assert_sound(audit.read(connection, run), executed[str(run)])
+
     # What a failure shows.
 
     def tell(self, run: UUID | None = None) -> str:
@@ -249,9 +266,23 @@ class Fleet:
         if run is not None:
             account = self.account(run)
             lines += [f"run {run}: {account.run['status']} {account.run['reason']} {account.run['error']}"]
-            shown = ("key", "status", "lane", "epoch", "attempt", "recoveries", "deaths", "owner", "due_at", "expires_at")
+            shown = (
+                "key",
+                "status",
+                "lane",
+                "epoch",
+                "attempt",
+                "recoveries",
+                "deaths",
+                "owner",
+                "due_at",
+                "expires_at",
+            )
             lines += [str({name: str(step[name]) for name in shown}) for step in account.steps]
-            lines += [f"{event['seq']} {event['at']} {event['type']} {event['key']} {event['data']}" for event in account.events]
+            lines += [
+                f"{event['seq']} {event['at']} {event['type']} {event['key']} {event['data']}"
+                for event in account.events
+            ]
             lines += [str(one) for one in self.executions(run)]
         for process in self.processes:
             lines += [f"--- {process.name}: {process.status}", process.logs().decode(errors="replace")[-3000:]]
@@ -260,7 +291,9 @@ class Fleet:
 
 def events(process: Container, name: str) -> list[dict[str, Any]]:
     """Return the log lines of one event, as JSON, of a process's present start."""
-    lines = [line[line.index("{") :] for line in process.logs().decode(errors="replace").splitlines() if '"event"' in line]
+    lines = [
+        line[line.index("{") :] for line in process.logs().decode(errors="replace").splitlines() if '"event"' in line
+    ]
     found = []
     for line in lines:
         try:

@@ -1,6 +1,6 @@
 """One process of a fleet under test: `python -m fleet_process worker LANES POOL CONCURRENCY`, `relay` or `beat`.
 
-EARLY_ACK=1 acknowledges messages before they are executed; PUBLISHED names a file in which each batch of messages is counted.
+EARLY_ACK=1 acknowledges messages before they are executed; PUBLISHED names a file in which messages are counted.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -40,7 +41,7 @@ def run_relay() -> None:
     app = make_app(settings, ends.broker_url)
     relay = Relay(settings, ends.ledger_url, ends.direct_url, Publisher(app, lanes=app.lanes))
     signal.signal(signal.SIGTERM, lambda *_: relay.stop())
-    print("ready.", flush=True)
+    sys.stdout.write("ready.\n")
     relay.run()
 
 
@@ -48,7 +49,7 @@ def run_beat() -> None:
     """Send the chores of the schedule."""
     settings = load()
     app = make_app(settings, endpoints(settings).broker_url)
-    print("ready.", flush=True)
+    sys.stdout.write("ready.\n")
     app.Beat(loglevel="WARNING").run()
 
 
@@ -59,7 +60,7 @@ def count_messages(path: str) -> None:
     def counting(self: Publisher, messages: Sequence[Message]) -> list[Exception | None]:
         outcomes = publish(self, messages)
         taken = sum(outcome is None for outcome in outcomes)
-        with open(path, "ab", buffering=0) as file:
+        with Path(path).open("ab", buffering=0) as file:
             file.write(f"{taken} {len(outcomes) - taken}\n".encode())
         return outcomes
 

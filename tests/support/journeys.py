@@ -1,6 +1,6 @@
-"""Flows for processes that are killed: every step writes down when it begins and ends, one line each, in a file of RECORD.
+"""Flows for processes that are killed: every step writes down when it begins and ends, one line each, into RECORD.
 
-`front` is a lane that only a test's victim consumes, so that it is known beforehand which worker gets the step that kills.
+`front` is a lane that only a test's victim consumes, so that it is certain who gets the step that kills.
 A step that has to last waits for a file in GATES: the test decides how long, not a clock.
 """
 
@@ -19,7 +19,7 @@ POLL = 0.005
 
 def write(*words: object) -> None:
     """Append a line; one write to a file opened for appending, so that lines of several processes do not mix."""
-    with open(os.environ["RECORD"], "ab", buffering=0) as record:
+    with Path(os.environ["RECORD"]).open("ab", buffering=0) as record:
         record.write((" ".join(str(word) for word in words) + "\n").encode())
 
 
@@ -103,12 +103,17 @@ async def forked(n: int) -> int:
 
 
 @flow
+async def brief(n: int) -> int:
+    """Two steps of the ordinary lane."""
+    return await fetch(await fetch(n))
+
+
+@flow
 async def chain(n: int) -> int:
     """Five steps of the ordinary lane, two of them at once."""
     parts = await prepare(n)
     found = await gather(*[fetch(part) for part in parts])
-    last = await fetch(await conclude(found))
-    return last
+    return await fetch(await conclude(found))
 
 
 # --- steps that last ------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def delete_queues(url: str, *names: str) -> None:
     """Delete queues of a RabbitMQ that an earlier test may have left."""
     with Connection(url) as connection:
         for name in names:
-            connection.default_channel.queue_delete(name)
+            connection.default_channel.queue_delete(name)  # pyright: ignore[reportAttributeAccessIssue]  # kombu's stubs lack it
 
 
 class Vhosts:
