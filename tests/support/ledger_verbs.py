@@ -7,7 +7,9 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
+from psycopg.abc import Buffer
 from psycopg.rows import dict_row
+from psycopg.types.datetime import TimestamptzLoader
 from safepoint.ledger import commit as commits
 from safepoint.ledger import control, nodes, orphans, outbox, steps
 from safepoint.ledger.commit import Answer, Ending, Result
@@ -16,12 +18,20 @@ from safepoint.ledger.key import Key
 from safepoint.ledger.outbox import Dispatched
 from safepoint.ledger.steps import Cause, Claimed, Claimer, Loss, NotYours, Settled
 
-__all__ = ["LEASE", "NODE", "START", "Verbs", "ask", "key"]
+__all__ = ["LEASE", "NODE", "PARKED", "START", "Verbs", "ask", "key"]
 
 NODE = "node-1"
 LEASE = 15.0
+PARKED = datetime.max.replace(tzinfo=UTC)
 START = Key(1, "", "@start", 1)
 DONE = Result("succeeded", datetime(2030, 1, 1, tzinfo=UTC), b"1", "json", b"d")
+
+
+class _Instants(TimestamptzLoader):
+    """Reads instants; a parked row is due at infinity."""
+
+    def load(self, data: Buffer) -> datetime:
+        return PARKED if bytes(data) == b"infinity" else super().load(data)
 
 
 def key(text: str) -> Key:
@@ -76,8 +86,9 @@ class Verbs:
     def many(self, count: int, *, tenant: str = "default") -> None:
         """Accept many runs in one statement."""
         self.connection.execute(
-            "SELECT count(*) FROM safepoint.enqueue_v1((SELECT json_agg(json_build_object('n', n, 'flow', 'f', 'version',"
-            " '1', 'input', json_build_object('n', n), 'tenant', %s::text)) FROM generate_series(1, %s) AS n))",
+            "SELECT count(*) FROM safepoint.enqueue_v1((SELECT json_agg(json_build_object('n', n, 'flow', 'f',"
+            " 'version', '1', 'input', json_build_object('n', n), 'tenant', %s::text))"
+            " FROM generate_series(1, %s) AS n))",
             (tenant, count),
         )
 
@@ -189,6 +200,7 @@ class Verbs:
     def rows(self, query: str, values: Any = ()) -> list[dict[str, Any]]:
         """Read rows."""
         with self.connection.cursor(row_factory=dict_row) as cursor:
+            cursor.adapters.register_loader("timestamptz", _Instants)
             return cursor.execute(query.encode(), values).fetchall()
 
     def value(self, query: str, values: Any = ()) -> Any:
@@ -205,7 +217,7 @@ class Verbs:
         """Read a step's row."""
         where = "run_id = %s AND generation = %s AND path = %s AND step_id = %s AND iteration = %s"
         values = (run, of.generation, of.path, of.step_id, of.iteration)
-        return self.rows(f"SELECT *, isfinite(due_at) AS is_due FROM safepoint.steps WHERE {where}", values)[0]
+        return self.rows(f"SELECT * FROM safepoint.steps WHERE {where}", values)[0]
 
     def statuses(self, run: UUID) -> dict[str, str]:
         """Read the status of each step of a run."""

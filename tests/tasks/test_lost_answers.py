@@ -373,7 +373,6 @@ def test_p13_a_worker_that_ends_before_the_ledger_answers_gives_the_message_back
             done.result(timeout=10)
 
     assert verbs.step(run)["status"] == "ready"
-    assert verbs.step(run)["is_due"]
 
 
 # P20: a worker that cannot beat.
