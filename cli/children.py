@@ -21,7 +21,7 @@ from typing import IO
 __all__ = ["Child", "Children", "Plan"]
 
 PR_SET_PDEATHSIG = 1
-FIRST_DELAY = 1.0  # seconds before a child that died is started again; doubles each time it dies soon
+FIRST_DELAY = 0.5  # seconds before a child that died is started again; doubles each time it dies soon
 LONGEST_DELAY = 30.0
 SETTLED = 60.0  # seconds after which a child counts as well: its next death is a first one again
 TICK = 0.2

@@ -86,7 +86,7 @@ def test_a_child_that_died_is_started_again_and_said_so(start: Start, watched: W
 
     assert children.children[0].pid not in (None, first)
     assert watched.deaths == [-signal.SIGKILL]
-    assert "ended by SIGKILL; starting it again in 1 s" in watched.told[0]
+    assert "ended by SIGKILL; starting it again in 0.5 s" in watched.told[0]
     assert "started again" in watched.told[1]
 
 
@@ -96,7 +96,7 @@ def test_a_child_that_keeps_dying_waits_longer_each_time(start: Start, watched: 
     tend_until(children, lambda: len(watched.deaths) == 2)
 
     assert watched.deaths == [3, 3]
-    assert [text for text in watched.told if "exit code 3" in text][1].endswith("in 2 s")
+    assert [text for text in watched.told if "exit code 3" in text][1].endswith("in 1 s")
 
 
 def test_children_end_round_by_round(start: Start, watched: Watched) -> None:

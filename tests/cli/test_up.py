@@ -128,7 +128,7 @@ def test_a_run_goes_through_a_killed_worker_comes_back_and_all_ends(
     took = up.end(signal.SIGINT)
 
     assert (ran.returncode, json.loads(ran.stdout)) == (0, "seen 11"), ran.stderr
-    assert "worker-1 was ended by SIGKILL; starting it again in 1 s" in up.says()
+    assert "worker-1 was ended by SIGKILL; starting it again in 0.5 s" in up.says()
     assert up.code == 0, up.says()
     assert took < 30
     assert mentioning(str(up.home)) == []
