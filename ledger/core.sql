@@ -140,7 +140,9 @@ CREATE TABLE safepoint.steps (
     CONSTRAINT steps_final_has_seq CHECK ((status IN ('succeeded', 'failed')) = (commit_seq IS NOT NULL))
 ) WITH (fillfactor = 70);
 CREATE UNIQUE INDEX steps_history ON safepoint.steps (run_id, commit_seq) WHERE commit_seq IS NOT NULL;
-CREATE INDEX steps_due ON safepoint.steps (lane, (kind = 'start' AND dispatched_at IS NULL), due_at) WHERE status = 'ready';
+-- Steps that continue a run, and starts that wait to be admitted: twenty thousand of these must not stand before one of those.
+CREATE INDEX steps_due ON safepoint.steps (lane, due_at) WHERE status = 'ready' AND (kind <> 'start' OR dispatched_at IS NOT NULL);
+CREATE INDEX steps_queued ON safepoint.steps (lane, due_at) WHERE status = 'ready' AND kind = 'start' AND dispatched_at IS NULL;
 CREATE INDEX steps_starts ON safepoint.steps (lane, tenant_id, priority DESC, deadline, due_at)
     WHERE status = 'ready' AND kind = 'start' AND dispatched_at IS NULL;
 CREATE INDEX steps_waits_due ON safepoint.steps (due_at) WHERE status = 'waiting' AND due_at IS NOT NULL;

@@ -16,12 +16,12 @@ DECLARE
     lost_before timestamptz;
     instant timestamptz := safepoint.now();
 BEGIN
-    -- Two questions, because the index of what is due, steps_due, has the kind of admission before the time.
+    -- Two questions: what goes on is in steps_due, what is to be admitted in steps_queued.
     FOR l IN SELECT x.name, x.rate IS NOT NULL OR x.in_flight IS NOT NULL AS is_limited FROM lanes x WHERE NOT x.paused AND (
                  EXISTS (SELECT FROM steps s WHERE s.status = 'ready' AND s.lane = x.name
-                    AND (s.kind = 'start' AND s.dispatched_at IS NULL) = false AND s.due_at <= instant)
+                    AND (s.kind <> 'start' OR s.dispatched_at IS NOT NULL) AND s.due_at <= instant)
                  OR EXISTS (SELECT FROM steps s WHERE s.status = 'ready' AND s.lane = x.name
-                    AND (s.kind = 'start' AND s.dispatched_at IS NULL) = true AND s.due_at <= instant)) ORDER BY x.name LOOP
+                    AND s.kind = 'start' AND s.dispatched_at IS NULL AND s.due_at <= instant)) ORDER BY x.name LOOP
         SELECT * INTO sends, slots FROM lane_room_v1(l.name, p_limit);
         CONTINUE WHEN sends IS NULL;
         lost_before := lost_before_v1(l.name, p_redispatch);
@@ -41,7 +41,7 @@ BEGIN
             SELECT 1 + p_limit / greatest(1, count(t.tenant_id)) AS rows FROM tenants t
         ), candidates AS MATERIALIZED (
             (SELECT s.*, true AS goes_on FROM steps s WHERE s.status = 'ready' AND s.lane = l.name
-                AND (s.kind = 'start' AND s.dispatched_at IS NULL) = false AND s.due_at <= instant ORDER BY s.due_at LIMIT p_limit * 4)
+                AND (s.kind <> 'start' OR s.dispatched_at IS NOT NULL) AND s.due_at <= instant ORDER BY s.due_at LIMIT p_limit * 4)
             UNION ALL
             (SELECT c.*, false FROM tenants t CROSS JOIN LATERAL (
                 SELECT s.* FROM steps s WHERE s.status = 'ready' AND s.kind = 'start' AND s.dispatched_at IS NULL AND s.lane = l.name

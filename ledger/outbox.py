@@ -102,9 +102,9 @@ def next_due(connection: Connection) -> float | None:
         SELECT extract(epoch FROM min(due) - safepoint.now()) FROM (
             SELECT (SELECT least(
                 (SELECT min(due_at) FROM safepoint.steps s WHERE s.status = 'ready' AND s.lane = l.name
-                    AND (s.kind = 'start' AND s.dispatched_at IS NULL) = false),
+                    AND (s.kind <> 'start' OR s.dispatched_at IS NOT NULL)),
                 (SELECT min(due_at) FROM safepoint.steps s WHERE s.status = 'ready' AND s.lane = l.name
-                    AND (s.kind = 'start' AND s.dispatched_at IS NULL) = true))) AS due
+                    AND s.kind = 'start' AND s.dispatched_at IS NULL))) AS due
               FROM safepoint.lanes l
             UNION ALL SELECT min(due_at) FROM safepoint.steps WHERE status = 'waiting' AND due_at IS NOT NULL
             UNION ALL SELECT min(due_at) FROM safepoint.outbox_messages

@@ -68,10 +68,10 @@ BEGIN
     delivered := deliver_v1(p_limit);
     SELECT count(*) FILTER (WHERE x.dispatched_at IS NULL), count(*) FILTER (WHERE x.dispatched_at IS NOT NULL) INTO undelivered, unsettled FROM (
         SELECT s.dispatched_at FROM lanes l JOIN LATERAL (
-            (SELECT dispatched_at FROM steps s WHERE s.status = 'ready' AND s.lane = l.name AND (s.kind = 'start' AND s.dispatched_at IS NULL) = false
+            (SELECT dispatched_at FROM steps s WHERE s.status = 'ready' AND s.lane = l.name AND (s.kind <> 'start' OR s.dispatched_at IS NOT NULL)
                 AND s.due_at <= instant LIMIT p_limit)
             UNION ALL
-            (SELECT dispatched_at FROM steps s WHERE s.status = 'ready' AND s.lane = l.name AND (s.kind = 'start' AND s.dispatched_at IS NULL) = true
+            (SELECT dispatched_at FROM steps s WHERE s.status = 'ready' AND s.lane = l.name AND s.kind = 'start' AND s.dispatched_at IS NULL
                 AND s.due_at <= instant LIMIT p_limit)) s ON true) x;
     RETURN NEXT;
 END $$;

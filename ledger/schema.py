@@ -172,9 +172,14 @@ Index("steps_history", steps.c.run_id, steps.c.commit_seq, unique=True, postgres
 Index(
     "steps_due",
     steps.c.lane,
-    text("(kind = 'start' AND dispatched_at IS NULL)"),
     steps.c.due_at,
-    postgresql_where=text("status = 'ready'"),
+    postgresql_where=text("status = 'ready' AND (kind <> 'start' OR dispatched_at IS NOT NULL)"),
+)
+Index(
+    "steps_queued",
+    steps.c.lane,
+    steps.c.due_at,
+    postgresql_where=text("status = 'ready' AND kind = 'start' AND dispatched_at IS NULL"),
 )
 Index(
     "steps_starts",

@@ -130,9 +130,15 @@ def why(connection: Connection, run_id: UUID) -> dict[str, Any] | None:
 
 
 def _ready_on(connection: Connection, lane: str) -> int:
-    # By steps_due; bounded, because "more than a thousand" is all that a person needs to know.
-    some = select(steps.c.run_id).where(steps.c.status == "ready", steps.c.lane == lane).limit(1001).subquery()
-    return connection.scalar(select(func.count()).select_from(some)) or 0
+    # By steps_due and steps_queued; bounded, because "more than a thousand" is all that a person needs to know.
+    goes_on = or_(steps.c.kind != "start", steps.c.dispatched_at.is_not(None))
+    is_queued = and_(steps.c.kind == "start", steps.c.dispatched_at.is_(None))
+    some = [
+        select(steps.c.run_id).where(steps.c.status == "ready", steps.c.lane == lane, which).limit(1001).subquery()
+        for which in (goes_on, is_queued)
+    ]
+    counts = [connection.scalar(select(func.count()).select_from(one)) or 0 for one in some]
+    return min(sum(counts), 1001)
 
 
 def _limits(connection: Connection, names: Sequence[str]) -> dict[str, str]:
