@@ -150,9 +150,9 @@ class Link:
                 opened.embedded.close()
 
 
-def _checked(url: str) -> str:
+def _checked(url: object) -> str:
     scheme, found, _ = url.partition("://") if isinstance(url, str) else ("", "", "")
-    if not found or scheme not in SCHEMES:
+    if not isinstance(url, str) or not found or scheme not in SCHEMES:
         # The URL itself is not shown: there may be a password in it.
         accepted = "a URL that starts with " + " or ".join(f"{name}://" for name in SCHEMES)
         raise ConfigError(None, Problem("Client", "ledger_url", "this is no URL of a PostgreSQL", accepted))
