@@ -83,6 +83,7 @@ class Defences:
     token_in_commit: bool = True  # P5, G3
     recheck_under_lock: bool = True  # design 7, P7
     state_version: bool = True  # P26
+    open_count: bool = True  # P26: a bare member of a gather advances when no other one is open
     outbox_in_commit: bool = True  # G5: due_at of the next steps is in the commit
     due_at_on_takeover: bool = True  # P10
     mailbox_under_lock: bool = True  # P27
@@ -101,6 +102,7 @@ class Flow:
     steps: tuple[str, ...]
     levels: tuple[tuple[int, ...], ...]
     waits: frozenset[int] = frozenset()
+    bare: frozenset[int] = frozenset()  # members of a gather by themselves: alone they let nothing new be asked
     asked: tuple[frozenset[int], ...] = field(init=False)  # at [committed]: what the flow waits for
 
     def __post_init__(self) -> None:
@@ -123,6 +125,7 @@ class Flow:
 SHORT = Flow("start, a", ("start", "a"), ((0,), (1,)))
 SEQUENCE = Flow("start, a, b", ("start", "a", "b"), ((0,), (1,), (2,)))
 GATHER = Flow("gather(a, b), join", ("start", "a", "b", "join"), ((0,), (1, 2), (3,)))
+BARE_GATHER = Flow("bare gather(a, b), join", GATHER.steps, GATHER.levels, bare=frozenset({1, 2}))
 SHORT_WAIT = Flow("start, wait", ("start", "wait"), ((0,), (1,)), waits=frozenset({1}))
 WAIT = Flow("start, wait, after", ("start", "wait", "after"), ((0,), (1,), (2,)), waits=frozenset({1}))
 GATHER_WAIT = Flow("gather(a, wait), join", ("start", "a", "wait", "join"), ((0,), (1, 2), (3,)), waits=frozenset({2}))
@@ -183,12 +186,20 @@ def commit(defences: Defences, flow: Flow, state: State, token: int, task: Task)
     if task.stage == FAILED:
         return STORED, close_cancelled(state._replace(rows=put(state.rows, task.step, again(state, row))))
     live = state.run == RUNNING
-    if live and defences.state_version and task.seen != history(state.rows):
+    if live and is_outdated(defences, flow, state, task):
         return OLD_VERSION, state
     stored = state._replace(rows=put(state.rows, task.step, Row(DONE, OWN, token, row.commits + 1)))
     if live or not defences.commit_sees_cancel:
         stored = advance(defences, flow, stored, task)
     return STORED, close_cancelled(stored)
+
+
+def is_outdated(defences: Defences, flow: Flow, state: State, task: Task) -> bool:
+    """P26: whether the advance is from a history that stands no more, or who need not advance is the last."""
+    others = flow.asked[task.seen | 1 << task.step]
+    if task.step in flow.bare and others and not flow.news(task.seen, task.step):
+        return defences.open_count and not any(state.rows[other].status in OPEN for other in others)
+    return defences.state_version and task.seen != history(state.rows)
 
 
 def again(state: State, row: Row) -> Row:

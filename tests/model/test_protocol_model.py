@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 import pytest
 from moves import Model
 from protocol import (
+    BARE_GATHER,
     EXECUTED,
     FINAL,
     FIRST,
@@ -66,6 +67,7 @@ def searched(model: Model, *, faults: int, rules: frozenset[str] = RULES, traps:
         (WAIT, 2, True),
         pytest.param(GATHER, 2, True, marks=pytest.mark.slow),
         pytest.param(GATHER_WAIT, 2, False, marks=pytest.mark.slow),
+        (BARE_GATHER, 1, True),
         (GATHER_WAIT, 1, True),
     ],
     ids=name_of,
@@ -120,6 +122,7 @@ WITHOUT = [
     ("recheck_under_lock", SHORT, 1, False, RULES, "G5", "scan takes start over"),
     ("state_version", GATHER, 0, False, RULES, "G5", "commits b"),
     ("state_version", GATHER, 0, False, frozenset({"G1"}), "G2", "join not asked for; 0 messages"),
+    ("open_count", BARE_GATHER, 0, False, RULES, "G5", "commits b"),
     ("outbox_in_commit", SHORT, 1, False, RULES, "G2", "a ready without a due_at; 0 messages"),
     ("due_at_on_takeover", SHORT, 1, False, RULES, "G2", "start ready without a due_at"),
     ("mailbox_under_lock", SHORT_WAIT, 0, False, RULES, "G2", "wait waiting; 0 messages; signal in the mailbox"),
