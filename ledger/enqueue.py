@@ -41,8 +41,7 @@ _NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 class Verdict(StrEnum):
     """What became of a request."""
 
-    NEW = "new"  # a run was made
-    SAME = "same"  # its key or its id was accepted before: the same run
+    ACCEPTED = "accepted"  # a run stands: a new one, or the one that its key or its id was accepted for before
     CONFLICT = "conflict"  # its key belongs to a run with another input
     UNKNOWN = "unknown"  # no version was named, and no worker has served the flow yet
     BAD = "bad"  # `detail` begins with the field that is wrong

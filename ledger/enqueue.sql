@@ -11,7 +11,7 @@ CREATE TYPE safepoint.enqueue_request_v1 AS (
 -- A run as it is inserted.
 CREATE TYPE safepoint.new_run_v1 AS (
     n integer, run_id uuid, tenant text, flow text, version text, versions jsonb, input bytea, encoding text, hash bytea, key text,
-    deadline timestamptz, start_at timestamptz, budget jsonb, priority integer, tags jsonb, conversation text, parent uuid, parent_key text, fault text
+    deadline timestamptz, start_at timestamptz, budget jsonb, priority integer, tags jsonb, conversation text, parent uuid, parent_key text
 );
 
 -- The text that a JSON document is hashed by. PostgreSQL has ordered the keys of a jsonb and decoded its strings already; what is left is
@@ -31,23 +31,47 @@ BEGIN
 END $$;
 
 -- An id that sorts by time, for callers that make none.
-CREATE FUNCTION safepoint.run_id_v1() RETURNS uuid LANGUAGE sql VOLATILE
+CREATE FUNCTION safepoint.run_id_v1(instant timestamptz) RETURNS uuid LANGUAGE plpgsql VOLATILE
 SET search_path = safepoint, pg_temp AS $$
-    SELECT encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid())
-        PLACING substring(int8send((extract(epoch FROM safepoint.now()) * 1000)::bigint) FROM 3) FROM 1 FOR 6), 52, 1), 53, 1), 'hex')::uuid
-$$;
+BEGIN
+    RETURN encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid())
+        PLACING substring(int8send((extract(epoch FROM instant) * 1000)::bigint) FROM 3) FROM 1 FOR 6), 52, 1), 53, 1), 'hex')::uuid;
+END $$;
 
 -- Which ledger this is, on which server: a copy of a database has the incarnation of its original, but is another place.
-CREATE FUNCTION safepoint.place_v1() RETURNS text LANGUAGE sql STABLE
+CREATE FUNCTION safepoint.place_v1() RETURNS text LANGUAGE plpgsql STABLE
 SET search_path = safepoint, pg_temp AS $$
-    SELECT concat_ws('/', i.incarnation, d.oid, extract(epoch FROM pg_postmaster_start_time()))
-      FROM identity i, pg_database d WHERE d.datname = current_database()
-$$;
+BEGIN
+    RETURN (SELECT concat_ws('/', i.incarnation, d.oid, extract(epoch FROM pg_postmaster_start_time()))
+              FROM identity i, pg_database d WHERE d.datname = current_database());
+END $$;
 
--- Accepts the runs of a JSON array. Answers a row for each: `new`, `same` (its key or its id was accepted before, with this input), or why not:
--- `conflict` (the key's other run is run_id), `unknown` (the flow), `bad` (detail names the field), `taken` (the id is another run's),
--- `elsewhere` (this is not the ledger that the caller means). A single request that is refused has written nothing, and the transaction it is
--- in goes on; of several requests a refusal is raised, so that no part of them stays.
+-- What is wrong with a request, beginning with the field's name.
+CREATE FUNCTION safepoint.enqueue_fault_v1(x safepoint.enqueue_request_v1) RETURNS text LANGUAGE plpgsql IMMUTABLE
+SET search_path = safepoint, pg_temp AS $$
+BEGIN
+    RETURN CASE
+        WHEN coalesce(x.flow, '') = '' THEN 'flow: a name is required'
+        WHEN x.input_base64 IS NULL AND coalesce(json_typeof(x.input), '') <> 'object'
+            THEN 'input: accepted is an object of named arguments, as in {"alert": {}}'
+        WHEN coalesce(x.tenant, '') = '' OR octet_length(x.tenant) > 200 THEN 'tenant: accepted is a text of 1 to 200 bytes'
+        WHEN x.key = '' OR octet_length(x.key) > 1000 THEN 'key: accepted is a text of 1 to 1000 bytes'
+        WHEN x.priority < 0 THEN 'priority: accepted is a whole number that is not negative'
+        WHEN x.budget <> '{}' AND (jsonb_typeof(x.budget) <> 'object' OR x.budget - '{tokens,usd,retries}'::text[] <> '{}'
+            OR x.budget->>'tokens' !~ '^[0-9]{1,18}$' OR x.budget->>'retries' !~ '^[0-9]{1,9}$' OR x.budget->>'usd' !~ '^[0-9]{1,12}(\.[0-9]+)?$')
+            THEN 'budget: accepted are whole numbers for tokens and retries, a number for usd, none of them negative'
+        WHEN x.tags <> '{}' AND (jsonb_typeof(x.tags) <> 'object' OR jsonb_path_exists(x.tags, '$.* ? (@.type() != "string")'))
+            THEN 'tags: accepted are texts by text, as in {"team": "sre"}'
+        WHEN x.deadline NOT BETWEEN '0001-01-02' AND '9999-12-30' THEN 'deadline: accepted is an instant up to the year 9999'
+        WHEN x.start_at NOT BETWEEN '0001-01-02' AND '9999-12-30' THEN 'start_at: accepted is an instant up to the year 9999'
+        WHEN jsonb_typeof(x.versions) <> 'object' THEN 'versions: accepted is an object'
+        END;
+END $$;
+
+-- Accepts the runs of a JSON array. Answers a row for each: `accepted`, with the id of the run that stands (its key's first one, or this one),
+-- or why not: `conflict` (the key's run had another input), `unknown` (the flow), `bad` (detail names the field), `taken` (the id is another
+-- run's), `elsewhere` (this is not the ledger that the caller means). A single request that is refused has written nothing, and the transaction
+-- it is in goes on; of several requests a refusal is raised, so that no part of them stays.
 -- Lock order: keys in byte order, then the new rows. A key waits for its first writer and sees it, in whichever transaction that is.
 -- SECURITY DEFINER: an app's role needs USAGE on the schema and EXECUTE on this function, and no right on any table.
 CREATE FUNCTION safepoint.enqueue_v1(p_requests json, p_ledger text DEFAULT NULL)
@@ -55,56 +79,50 @@ RETURNS TABLE (n integer, run_id uuid, verdict text, detail text) LANGUAGE plpgs
 SET search_path = safepoint, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    rows new_run_v1[];
-    bad new_run_v1;
-    instant timestamptz := safepoint.now();
+    asked enqueue_request_v1;
+    served flows;
+    rows new_run_v1[] := '{}';
     fresh uuid[];
-    made uuid[];
+    document text;
+    has_keys boolean := false;
+    instant timestamptz := safepoint.now();
 BEGIN
-    IF p_ledger <> place_v1() THEN
-        RETURN QUERY SELECT 0, NULL::uuid, 'elsewhere', place_v1();
-        RETURN;
+    IF p_ledger IS NOT NULL THEN
+        detail := place_v1();
+        IF p_ledger <> detail THEN
+            verdict := 'elsewhere'; n := 0;
+            RETURN NEXT; RETURN;
+        END IF;
     END IF;
-    -- Read, checked (a fault begins with the field's name), hashed. A run without a version starts with one that a live worker serves before
-    -- others, then with what came last.
-    rows := (SELECT array_agg(ROW(x.n, coalesce(x.run_id, run_id_v1()), x.tenant, x.flow, coalesce(x.version, f.version), coalesce(x.versions, f.versions, '{}'),
-               coalesce(decode(x.input_base64, 'base64'), convert_to(x.input::text, 'UTF8')), coalesce(x.encoding, 'json'),
-               CASE WHEN x.hash IS NOT NULL THEN decode(x.hash, 'hex')
-                    WHEN json_typeof(x.input) = 'object' THEN (SELECT sha256(convert_to(
-                        CASE WHEN d.t ~ '\.[0-9]*0([^0-9]|$)' THEN canonical_v1(d.t::jsonb) ELSE d.t END, 'UTF8')) FROM (SELECT x.input::jsonb::text) AS d(t)) END,
-               x.key, coalesce(x.deadline, instant + make_interval(secs => x.deadline_in)),
-               coalesce(x.start_at, instant + make_interval(secs => x.start_in)), x.budget, coalesce(x.priority, 0), x.tags, x.conversation,
-               NULL, NULL, CASE
-                   WHEN coalesce(x.flow, '') = '' THEN 'flow: a name is required'
-                   WHEN x.input_base64 IS NULL AND coalesce(json_typeof(x.input), '') <> 'object'
-                       THEN 'input: accepted is an object of named arguments, as in {"alert": {}}'
-                   WHEN coalesce(x.tenant, '') = '' OR octet_length(x.tenant) > 200 THEN 'tenant: accepted is a text of 1 to 200 bytes'
-                   WHEN x.key = '' OR octet_length(x.key) > 1000 THEN 'key: accepted is a text of 1 to 1000 bytes'
-                   WHEN x.priority < 0 THEN 'priority: accepted is a whole number that is not negative'
-                   WHEN x.budget <> '{}' AND (jsonb_typeof(x.budget) <> 'object' OR x.budget - '{tokens,usd,retries}'::text[] <> '{}'
-                       OR x.budget->>'tokens' !~ '^[0-9]{1,18}$' OR x.budget->>'retries' !~ '^[0-9]{1,9}$'
-                       OR x.budget->>'usd' !~ '^[0-9]{1,12}(\.[0-9]+)?$')
-                       THEN 'budget: accepted are whole numbers for tokens and retries, a number for usd, none of them negative'
-                   WHEN x.tags <> '{}' AND (jsonb_typeof(x.tags) <> 'object' OR jsonb_path_exists(x.tags, '$.* ? (@.type() != "string")'))
-                       THEN 'tags: accepted are texts by text, as in {"team": "sre"}'
-                   WHEN x.deadline NOT BETWEEN '0001-01-02' AND '9999-12-30' THEN 'deadline: accepted is an instant up to the year 9999'
-                   WHEN x.start_at NOT BETWEEN '0001-01-02' AND '9999-12-30' THEN 'start_at: accepted is an instant up to the year 9999'
-                   WHEN jsonb_typeof(x.versions) <> 'object' THEN 'versions: accepted is an object'
-                   WHEN coalesce(x.version, f.version) IS NULL THEN 'unknown' END)::new_run_v1)
-      FROM json_populate_recordset(NULL::enqueue_request_v1, p_requests) AS x
-      LEFT JOIN LATERAL (
-          SELECT v.version, v.versions FROM flows v WHERE x.version IS NULL AND v.name = x.flow
-           ORDER BY EXISTS (SELECT FROM nodes n WHERE n.stopped_at IS NULL AND n.lease_until > instant
-                              AND v.name || '@' || v.version = ANY (n.flows)) DESC, v.registered_at DESC, v.version DESC LIMIT 1) AS f ON true);
-    SELECT x.* INTO bad FROM unnest(rows) AS x WHERE x.fault IS NOT NULL ORDER BY x.n LIMIT 1;
-    IF FOUND THEN
-        verdict := CASE bad.fault WHEN 'unknown' THEN 'unknown' ELSE 'bad' END;
-        detail := CASE bad.fault WHEN 'unknown' THEN bad.flow ELSE bad.fault END;
-        IF cardinality(rows) > 1 THEN PERFORM refuse_v1(verdict, detail, NULL); END IF;
-        n := bad.n;
-        RETURN NEXT; RETURN;
-    END IF;
-    IF EXISTS (SELECT FROM unnest(rows) AS x WHERE x.key IS NOT NULL) THEN
+    FOR asked IN SELECT * FROM json_populate_recordset(NULL::enqueue_request_v1, p_requests) LOOP
+        detail := enqueue_fault_v1(asked);
+        verdict := CASE WHEN detail IS NOT NULL THEN 'bad' END;
+        IF detail IS NULL AND asked.version IS NULL AND served.name IS DISTINCT FROM asked.flow THEN
+            -- A version that a live worker serves before others, then what came last.
+            SELECT f.* INTO served FROM flows f WHERE f.name = asked.flow
+             ORDER BY EXISTS (SELECT FROM nodes w WHERE w.stopped_at IS NULL AND w.lease_until > instant
+                                AND f.name || '@' || f.version = ANY (w.flows)) DESC, f.registered_at DESC, f.version DESC LIMIT 1;
+            IF NOT FOUND THEN verdict := 'unknown'; detail := asked.flow; END IF;
+        END IF;
+        IF verdict IS NOT NULL THEN
+            IF json_array_length(p_requests) > 1 THEN PERFORM refuse_v1(verdict, detail, NULL); END IF;
+            n := asked.n;
+            RETURN NEXT; RETURN;
+        END IF;
+        has_keys := has_keys OR asked.key IS NOT NULL;
+        document := CASE WHEN asked.hash IS NULL THEN asked.input::jsonb::text END;
+        rows := rows || ROW(asked.n, coalesce(asked.run_id, run_id_v1(instant)), asked.tenant, asked.flow,
+            coalesce(asked.version, served.version), coalesce(asked.versions, CASE WHEN asked.version IS NULL THEN served.versions END, '{}'),
+            coalesce(decode(asked.input_base64, 'base64'), convert_to(asked.input::text, 'UTF8')), coalesce(asked.encoding, 'json'),
+            coalesce(decode(asked.hash, 'hex'), sha256(convert_to(
+                CASE WHEN document ~ '\.[0-9]*0([^0-9]|$)' THEN canonical_v1(document::jsonb) ELSE document END, 'UTF8'))),
+            asked.key, coalesce(asked.deadline, instant + make_interval(secs => asked.deadline_in)),
+            coalesce(asked.start_at, instant + make_interval(secs => asked.start_in)), coalesce(asked.budget, '{}'), coalesce(asked.priority, 0),
+            coalesce(asked.tags, '{}'), asked.conversation, NULL, NULL)::new_run_v1;
+    END LOOP;
+    -- P17: one wake-up for the transaction; PostgreSQL folds equal notifications.
+    PERFORM pg_notify('safepoint_relay', '');
+    IF has_keys THEN
         WITH written AS (
             INSERT INTO idempotency_keys (tenant_id, key, run_id, flow, input_hash, created_at)
                 SELECT x.tenant, x.key, x.run_id, x.flow, x.hash, instant FROM (
@@ -113,23 +131,23 @@ BEGIN
                 ON CONFLICT DO NOTHING RETURNING run_id
         )
         SELECT array_agg(run_id) INTO fresh FROM written;
-    END IF;
-    -- P40: a key that stood before is not written again; its run may have been pruned since.
-    made := create_runs_v1(ARRAY(SELECT x FROM unnest(rows) AS x WHERE x.key IS NULL OR x.run_id IN (SELECT unnest(fresh))), instant);
-    -- P17: one wake-up for the transaction; PostgreSQL folds equal notifications.
-    IF cardinality(made) > 0 THEN PERFORM pg_notify('safepoint_relay', ''); END IF;
-    IF cardinality(made) = cardinality(rows) THEN
-        RETURN QUERY SELECT x.n, x.run_id, 'new', x.key FROM unnest(rows) AS x;
+        -- P40: a key that stood before is not written again; its run may have been pruned since.
+        IF create_runs_v1(ARRAY(SELECT x FROM unnest(rows) AS x WHERE x.key IS NULL OR x.run_id IN (SELECT unnest(fresh))), instant)
+           = cardinality(rows) THEN
+            RETURN QUERY SELECT x.n, x.run_id, 'accepted', x.key FROM unnest(rows) AS x;
+            RETURN;
+        END IF;
+    ELSIF create_runs_v1(rows, instant) = cardinality(rows) THEN
+        RETURN QUERY SELECT x.n, x.run_id, 'accepted', x.key FROM unnest(rows) AS x;
         RETURN;
     END IF;
     RETURN QUERY
         SELECT x.n, coalesce(k.run_id, x.run_id), CASE
-                   WHEN x.run_id IN (SELECT unnest(made)) THEN 'new'
-                   WHEN k.flow <> x.flow OR k.input_hash <> x.hash THEN CASE WHEN cardinality(rows) > 1 THEN refuse_v1('conflict', x.key, k.run_id) ELSE 'conflict' END
-                   WHEN k.run_id <> x.run_id THEN 'same'
+                   WHEN k.flow <> x.flow OR k.input_hash <> x.hash
+                       THEN CASE WHEN cardinality(rows) > 1 THEN refuse_v1('conflict', x.key, k.run_id) ELSE 'conflict' END
                    WHEN (SELECT (r.tenant_id, r.flow) <> (x.tenant, x.flow) FROM runs r WHERE r.run_id = x.run_id)
                        THEN CASE WHEN cardinality(rows) > 1 THEN refuse_v1('taken', x.run_id::text, x.run_id) ELSE 'taken' END
-                   ELSE 'same' END, x.key
+                   ELSE 'accepted' END, x.key
           -- OFFSET 0 keeps this a look-up by the key's index for each row; flattened, the planner would hash the whole table.
           FROM unnest(rows) AS x LEFT JOIN LATERAL (
               SELECT o.run_id, o.flow, o.input_hash FROM idempotency_keys o WHERE x.key IS NOT NULL AND o.tenant_id = x.tenant AND o.key = x.key OFFSET 0
@@ -155,32 +173,33 @@ BEGIN
     END CASE;
 END $$;
 
--- Runs, each with its @start#1 step (P16) and its first event; answers those that are new. A repeat with the same id changes nothing.
-CREATE FUNCTION safepoint.create_runs_v1(p_rows safepoint.new_run_v1[], instant timestamptz) RETURNS uuid[] LANGUAGE plpgsql
+-- Runs, each with its @start#1 step (P16) and its first event; answers how many are new. A repeat with the same id waits for the first one,
+-- finds its rows and changes nothing.
+CREATE FUNCTION safepoint.create_runs_v1(p_rows safepoint.new_run_v1[], instant timestamptz) RETURNS integer LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
-    made uuid[];
+    made integer;
 BEGIN
-    WITH written AS (
-        INSERT INTO runs (run_id, tenant_id, conversation_id, flow, priority, deadline, start_at, input, input_encoding, input_hash, budget,
-                          workflow_version, prompt_version, tool_schema_version, model_policy_version, index_version, versions, tags,
-                          parent_run_id, parent_key, created_at, updated_at, event_seq)
-            SELECT x.run_id, x.tenant, x.conversation, x.flow, x.priority, x.deadline, x.start_at, x.input, x.encoding, x.hash, coalesce(x.budget, '{}'),
-                   x.version, x.versions->>'prompt', x.versions->>'tool_schema', x.versions->>'model_policy', x.versions->>'index',
-                   coalesce(x.versions, '{}'), coalesce(x.tags, '{}'), x.parent, x.parent_key, instant, instant, 1
-              FROM unnest(p_rows) AS x
-            ON CONFLICT DO NOTHING
-            RETURNING run_id
-    )
-    SELECT coalesce(array_agg(run_id), '{}') INTO made FROM written;
+    INSERT INTO runs (run_id, tenant_id, conversation_id, flow, priority, deadline, start_at, input, input_encoding, input_hash, budget,
+                      workflow_version, prompt_version, tool_schema_version, model_policy_version, index_version, versions, tags,
+                      parent_run_id, parent_key, created_at, updated_at, event_seq)
+        SELECT x.run_id, x.tenant, x.conversation, x.flow, x.priority, x.deadline, x.start_at, x.input, x.encoding, x.hash, x.budget,
+               x.version, x.versions->>'prompt', x.versions->>'tool_schema', x.versions->>'model_policy', x.versions->>'index',
+               x.versions, x.tags, x.parent, x.parent_key, instant, instant, 1
+          FROM unnest(p_rows) AS x
+        ON CONFLICT DO NOTHING;
+    GET DIAGNOSTICS made = ROW_COUNT;
+    -- P12: priority and deadline are in the step as well, where the index of starts can read them.
     INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, priority, deadline, kind, name, status, lane, home_lane, due_at,
                        ready_at, created_at)
         SELECT x.run_id, 1, '', '@start', 1, x.tenant, x.priority, x.deadline, 'start', x.flow, 'ready', 'online', 'online',
                greatest(instant, x.start_at), greatest(instant, x.start_at), instant
-          FROM unnest(p_rows) AS x WHERE x.run_id IN (SELECT unnest(made));
+          FROM unnest(p_rows) AS x
+        ON CONFLICT DO NOTHING;
     INSERT INTO events (run_id, seq, tenant_id, type, data, at)
         SELECT x.run_id, 1, x.tenant, 'run.queued', jsonb_build_object('flow', x.flow, 'version', x.version), instant
-          FROM unnest(p_rows) AS x WHERE x.run_id IN (SELECT unnest(made));
+          FROM unnest(p_rows) AS x
+        ON CONFLICT DO NOTHING;
     RETURN made;
 END $$;
 
@@ -192,8 +211,9 @@ CREATE FUNCTION safepoint.create_run_v1(
 ) RETURNS uuid LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 BEGIN
-    PERFORM create_runs_v1(ARRAY[ROW(0, p_id, p_tenant, p_flow, p_version, p_versions, p_input, p_encoding, p_hash, NULL, p_deadline, p_start_at,
-        p_budget, p_priority, p_tags, p_conversation, p_parent, p_parent_key, NULL)::new_run_v1], safepoint.now());
+    PERFORM create_runs_v1(ARRAY[ROW(0, p_id, p_tenant, p_flow, p_version, coalesce(p_versions, '{}'), p_input, p_encoding, p_hash, NULL,
+        p_deadline, p_start_at, coalesce(p_budget, '{}'), p_priority, coalesce(p_tags, '{}'), p_conversation, p_parent, p_parent_key
+        )::new_run_v1], safepoint.now());
     RETURN p_id;
 END $$;
 
@@ -212,6 +232,6 @@ BEGIN
     SELECT * INTO answer FROM enqueue_v1(json_build_array(json_build_object('n', 0, 'run_id', run_id, 'flow', flow, 'version', version,
         'versions', versions, 'input', input, 'tenant', tenant, 'key', key, 'deadline', deadline, 'start_at', start_at, 'budget', budget,
         'priority', priority, 'tags', tags, 'conversation', conversation)));
-    IF answer.verdict NOT IN ('new', 'same') THEN PERFORM refuse_v1(answer.verdict, answer.detail, answer.run_id); END IF;
+    IF answer.verdict <> 'accepted' THEN PERFORM refuse_v1(answer.verdict, answer.detail, answer.run_id); END IF;
     RETURN answer.run_id;
 END $$;
