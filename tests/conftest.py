@@ -29,7 +29,7 @@ import servers  # found by the line above
 
 RABBITMQ = "amqp://guest:guest@127.0.0.1:5672//"
 TEMPLATE = "safepoint_template"
-QUEUES = ("online", "recovery", "control", "front", "safepoint.dead")
+QUEUES = ("online", "recovery", "control", "safepoint.dead")
 
 
 @pytest.fixture(scope="session")
@@ -134,7 +134,6 @@ def new_vhost() -> Iterator[Callable[[], str]]:
             return servers.with_path(url, name)
         if not configured:
             missing("the right to make a RabbitMQ vhost")
-        servers.delete_queues(configured, *QUEUES)
         return configured  # who names a broker for the tests lets them use it
 
     yield make

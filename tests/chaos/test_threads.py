@@ -24,3 +24,13 @@ def test_a_run_survives_a_death_in_execution(crew: Crew, point: str) -> None:
     account = die_in_execution(crew, point, target="worker", pool="threads")
 
     assert account.run["status"] == "succeeded"
+
+
+def test_the_start_hook_runs_once_in_a_worker_of_threads(crew: Crew) -> None:
+    pid = crew.survivor.process.pid
+    run = crew.fleet.enqueue("chain", n=4)
+
+    crew.fleet.assert_sound(run)
+
+    assert [hooked for hooked, _ in crew.fleet.hooks()].count(pid) == 1
+    assert {one.pid for one in crew.fleet.executions(run)} == {pid}

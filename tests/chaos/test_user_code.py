@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from uuid import UUID, uuid4
 
 import pytest
@@ -145,10 +146,11 @@ def test_a_flow_that_fails_on_purpose_fails_its_run(fleet: Fleet) -> None:
 
 def test_the_start_hook_runs_once_in_each_process_before_its_first_step(fleet: Fleet, gate: str) -> None:
     fleet.until_status(fleet.enqueue("vanishing", name=gate), "held")  # three processes have died by now
-    fleet.until_status(fleet.enqueue("chain", n=4), "succeeded")
+    run = fleet.enqueue("chain", n=4)
+    account = fleet.assert_sound(run)
 
-    lines = [line.split() for line in fleet.record.read_text().splitlines()]
-    hooks = [(int(words[1]), float(words[2])) for words in lines if words[0] == "hook"]
+    hooks = fleet.hooks()
     assert len({pid for pid, _ in hooks}) == len(hooks)
-    for execution in fleet.executions():
-        assert dict(hooks)[execution.pid] < execution.at
+    for execution in fleet.executions(run):
+        claimed = account.events_of(execution.key, "step.started")[0]["data"]["at"]
+        assert dict(hooks)[execution.pid] < datetime.fromisoformat(claimed).timestamp()

@@ -65,8 +65,8 @@ class Crew:
 
 def has_died(once: Path, process: WorkerNode | LocalProcess, *, whole: bool) -> bool:
     """Tell whether the trap has sprung, and the whole process is gone where that was meant."""
-    status = process.process.status if isinstance(process, WorkerNode) else process.status
-    return once.exists() and (not whole or status == "exited")
+    node = process.container if isinstance(process, WorkerNode) else process
+    return once.exists() and (not whole or node.status == "exited")
 
 
 def die_in_execution(crew: Crew, point: str, *, target: str, pool: str = "prefork", **env: str) -> Account:

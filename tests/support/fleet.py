@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import audit
 import psycopg
@@ -24,7 +24,7 @@ from processes import Container, LocalProcess, WorkerNode, make_container
 from safepoint.config.settings import load
 from safepoint.tasks.app import SCAN, make_app
 from safepoint.tasks.wire import Chore, Publisher
-from servers import eventually
+from servers import delete_queues, eventually
 
 __all__ = ["Fleet", "events", "trap"]
 
@@ -50,8 +50,8 @@ interval = 0.25
 confirm = 0.25
 max_recoveries = 2
 
-[lanes.front]
 """
+LANES = ("online", "recovery", "control", "front")
 
 
 def trap(point: str, *, target: str, once: Path) -> dict[str, str]:
@@ -73,12 +73,15 @@ class Fleet:
     broker_url: str
     env: dict[str, str] = field(default_factory=dict)
     processes: list[Container] = field(default_factory=list)
+    id: str = field(default_factory=lambda: uuid4().hex[:8])
 
     def __post_init__(self) -> None:
         """Make the files that processes share with the test."""
         self.record.touch()
         self.gates.mkdir(exist_ok=True)
-        (self.folder / "safepoint.toml").write_text(CONFIGURATION)
+        # Queues of its own: a RabbitMQ that lets nobody make a vhost is shared with every other test.
+        lanes = [f'[lanes.{lane}]\nqueue = "{lane}-{self.id}"\n' for lane in LANES]
+        (self.folder / "safepoint.toml").write_text("\n".join([CONFIGURATION, *lanes]))
 
     @property
     def record(self) -> Path:
@@ -156,6 +159,8 @@ class Fleet:
         """End every process, frozen or not."""
         for process in self.processes:
             process.remove(force=True)
+        if self.processes and self.broker_url.startswith("amqp"):
+            delete_queues(self.broker_url, *[f"{lane}-{self.id}" for lane in LANES])
         self.processes.clear()
 
     @contextlib.contextmanager
@@ -170,7 +175,7 @@ class Fleet:
     def ask_for_scan(self) -> None:
         """Send the chore that a beat sends."""
         with self.publisher() as publisher:
-            assert publisher.send_chore(Chore(SCAN, queue="control", expires=60)) is None
+            assert publisher.send_chore(Chore(SCAN, queue=f"control-{self.id}", expires=60)) is None
 
     # Runs.
 
@@ -206,6 +211,11 @@ class Fleet:
     def began(self, run: UUID, key: str) -> list[Execution]:
         """Return the executions of one step."""
         return [one for one in self.executions(run) if one.key == key and one.what == "begin"]
+
+    def hooks(self) -> list[tuple[int, float]]:
+        """Return which processes have run the start hook, and when."""
+        lines = [line.split() for line in self.record.read_text().splitlines()]
+        return [(int(words[1]), float(words[2])) for words in lines if words[0] == "hook"]
 
     def open(self, gate: str) -> None:
         """Let steps that wait at a gate go on."""
