@@ -12,7 +12,7 @@ from dataclasses import replace
 from uuid import uuid4
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from ledger_clock import Clock
-from ledger_oracle import LEASE, TIMEOUT, advance
+from ledger_oracle import LEASE, TIMEOUT
 from ledger_twins import Held, Message, Twins
 from safepoint.ledger.connect import Connection, connect
 from safepoint.ledger.steps import Cause
@@ -53,9 +53,10 @@ class Protocol(RuleBasedStateMachine):
         finally:
             self.twins.forget()
 
-    @initialize(steps=st.integers(0, 5), is_signalled=st.booleans(), on=ANY)
-    def get_far(self, steps: int, is_signalled: bool, on: int) -> None:
+    @initialize(is_bare=st.booleans(), steps=st.integers(0, 5), is_signalled=st.booleans(), on=ANY)
+    def get_far(self, is_bare: bool, steps: int, is_signalled: bool, on: int) -> None:
         """A schedule begins anywhere in the run's life, with what is ready in somebody's hands."""
+        self.twins.is_bare = is_bare
         if is_signalled:
             self.twins.signal("early")
         for _ in range(steps):
@@ -120,7 +121,7 @@ class Protocol(RuleBasedStateMachine):
         self._end(self._newest(which), publishes=publishes)
 
     def _end(self, held: Held, *, publishes: bool) -> None:
-        answer = self.twins.commit(held, advance(held.key, held.history))
+        answer = self.twins.commit(held)
         if answer.verdict == "stale":
             held.history = self.twins.oracle.history  # P26: read again, and advance again next time
         if publishes:
@@ -226,10 +227,49 @@ def connection(ledger_url: str) -> Iterator[Connection]:
         yield opened
 
 
+BOUNDS = settings(
+    max_examples=EXAMPLES,
+    stateful_step_count=50,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
+
+
+def machine_on(connection: Connection) -> type[Protocol]:
+    return type("Machine", (Protocol,), {"connection": connection, "clock": Clock(connection)})
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # a failure is shrunk for up to five minutes
 def test_no_schedule_of_the_ledgers_verbs_differs_from_the_oracle(connection: Connection) -> None:
-    machine = type("OnThisLedger", (Protocol,), {"connection": connection, "clock": Clock(connection)})
-    bounds = settings(max_examples=EXAMPLES, stateful_step_count=50, deadline=None, database=None)
+    run_state_machine_as_test(machine_on(connection), settings=BOUNDS)
 
-    run_state_machine_as_test(machine, settings=settings(bounds, suppress_health_check=list(HealthCheck)))
+
+GUARDS = [
+    ("commit_v1", "OR s.claim_token IS DISTINCT FROM p_token", ""),
+    ("commit_v1", "p_from <> r.state_version AND NOT stopping", "false"),
+    ("commit_v1", "IF p_joins IS NOT NULL AND NOT stopping", "IF false"),
+    ("insert_steps_v1", "IF FOUND THEN", "IF false THEN"),
+    ("lose_v1", "IF NOT coalesce(gone, false) THEN RETURN 'alive'; END IF;", ""),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "guard", "instead"), GUARDS, ids=["token", "state version", "open count", "mailbox", "second look"]
+)
+def test_without_this_guard_some_schedule_differs(
+    connection: Connection, function: str, guard: str, instead: str
+) -> None:
+    row = connection.execute(
+        "SELECT pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = 'safepoint'::regnamespace AND proname = %s",
+        (function,),
+    ).fetchone()
+    assert row
+    assert guard in row[0]
+    connection.execute(row[0].replace(guard, instead))
+    bounds = settings(BOUNDS, max_examples=500, derandomize=True, phases=[Phase.generate])
+
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(machine_on(connection), settings=bounds)

@@ -58,11 +58,16 @@ class Advance:
     ending: str | None = None
 
 
-def advance(key: str, history: tuple[str, ...]) -> Advance:
-    """The flow as a pure function: what `key` leads to after the history that its worker has read."""
-    if key in GATHER and not set(GATHER) - {key} <= set(history):
-        return Advance(joins="gather#1")
+def advance(key: str, history: tuple[str, ...], *, is_bare: bool) -> Advance:
+    """The flow as a pure function: what `key` leads to after the history that its worker has read.
+
+    The members of the gather are bare steps, or coroutines of one step each, which have to advance (P26).
+    """
     follows: dict[str, tuple[str, ...]] = {START: GATHER, A: (GO,), B: (GO,), GO: (C,)}
+    if key in GATHER and not set(GATHER) - {key} <= set(history):
+        if is_bare:
+            return Advance(joins="gather#1")
+        follows[key] = ()
     ending = {C: "succeeded", CANCEL: "cancelled"}.get(key)
     return Advance(advanced_from=len(history), asked=follows.get(key, ()), ending=ending)
 

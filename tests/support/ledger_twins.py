@@ -15,9 +15,9 @@ from ledger_oracle import (
     OPEN,
     REDISPATCH,
     TIMEOUT,
-    Advance,
     Node,
     Oracle,
+    advance,
 )
 from safepoint.ledger import control, nodes, orphans, outbox
 from safepoint.ledger.commit import Answer, Ending, Result, commit, retry
@@ -66,6 +66,7 @@ class Twins:
 
     def __init__(self, connection: Connection, clock: Clock) -> None:
         self.connection, self.clock, self.oracle = connection, clock, Oracle()
+        self.is_bare = True
         self.pass_time(-clock.seconds)
         self.names = [f"node-{uuid4().hex[:8]}" for _ in range(2)]
         for name in self.names:
@@ -131,8 +132,9 @@ class Twins:
         assert tuple(str(record.key) for record in answer.history) == self.oracle.history
         return True
 
-    def commit(self, held: Held, step: Advance) -> Answer:
-        """Commit what the flow came to."""
+    def commit(self, held: Held) -> Answer:
+        """Commit what the flow came to, from the history that the executor has read."""
+        step = advance(held.key, held.history, is_bare=self.is_bare)
         expected = self.oracle.commit(held.key, held.token, step)
 
         answer = commit(
@@ -144,7 +146,7 @@ class Twins:
             result=Result("succeeded", EPOCH, b"1", "json"),
             advanced_from=step.advanced_from,
             joins=step.joins,
-            asked=[asked(key) for key in step.asked],
+            asked=[asked(key, is_bare=self.is_bare) for key in step.asked],
             ending=None if step.ending is None else Ending(step.ending),
             grace=GRACE,
         )
@@ -259,11 +261,11 @@ class Twins:
         assert told == [key for key in self.oracle.history if not key.startswith("@")]
 
 
-def asked(key: str) -> dict[str, object]:
+def asked(key: str, *, is_bare: bool) -> dict[str, object]:
     """A row as a commit asks for it."""
     parts = Key.parse(key)
     row: dict[str, object] = {"path": parts.path, "step": parts.step_id, "iteration": 1, "lane": "online"}
     if key == GO:
         return {**row, "kind": "signal", "name": "go", "reason": {"code": "signal"}}
-    joins = "gather#1" if key in GATHER else None
+    joins = "gather#1" if key in GATHER and is_bare else None
     return {**row, "kind": "step", "name": parts.step_id, "hash": "00" * 32, "joins": joins}
