@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safepoint.cli.app import app
@@ -67,7 +68,7 @@ def test_settings_in_the_pages_load(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
 def test_commands_in_the_pages_exist(command: list[str]) -> None:
-    verb = get_command(app)
+    verb: Any = get_command(app)  # a group of commands, or one of them
     words = command[1:]
     while words and hasattr(verb, "commands"):
         assert words[0] in verb.commands
