@@ -51,6 +51,17 @@ def _keep_our_log() -> None:
     setattr(celery_worker, "safe_say", _say_safely)  # noqa: B010  # the types of Celery do not name it
 
 
+def _warn_of_root() -> None:
+    """Say in one line what Celery says in eight."""
+    import warnings  # noqa: PLC0415  # as above
+
+    from celery.platforms import SecurityWarning  # noqa: PLC0415
+
+    warnings.filterwarnings("ignore", category=SecurityWarning)
+    if os.geteuid() == 0:
+        logging.getLogger("safepoint.worker").warning("runs as root, and so do the steps; an ordinary user is enough")
+
+
 def _log_is_set_up(**_: Any) -> None:
     """Stand for the set-up that has been done before: a receiver of the signal is all that Celery asks for."""
 
@@ -87,6 +98,7 @@ def worker(
     from ..tasks import worker as room  # noqa: PLC0415  # as above
 
     _keep_our_log()
+    _warn_of_root()
     # What `safepoint worker` was started with means nothing to the flows that it imports.
     room.main(
         here,

@@ -19,7 +19,7 @@ from .words import lines_of, next_command, verdict
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-__all__ = ["follow", "watch"]
+__all__ = ["Look", "follow", "percent", "print_json", "print_live", "watch"]
 
 POLL = 0.25  # seconds
 PAGE = 500
@@ -36,6 +36,14 @@ class Look:
     events: list[dict[str, Any]] = field(default_factory=list)
 
     @property
+    def obstacle(self) -> str | None:
+        """What the run waits for, and the way out; None while something of it is under way."""
+        if self.is_over or self.why["running"] or not self.why["reasons"]:
+            return None
+        first = self.why["reasons"][0]
+        return f"{first['text']}. Next: {first['next']}"
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing more happens by itself."""
         return self.run["status"] in FINAL or self.run["status"] == "held"
@@ -43,13 +51,13 @@ class Look:
 
 def follow(connection: Connection, id_: UUID, *, after: int = 0, poll: float = POLL) -> Iterator[Look]:
     """Look again and again until the run is over; each event is shown once."""
-    from ..ledger.views import list_events, read_run  # noqa: PLC0415  # only verbs that read pay for SQLAlchemy
+    from ..ledger.views import list_events, read_summary  # noqa: PLC0415  # only verbs that read pay for SQLAlchemy
     from ..ledger.why import why as explain  # noqa: PLC0415
 
     while True:
         # One snapshot: the status and the events that led to it belong together.
         connection.rollback()
-        run, reasons = read_run(connection, id_), explain(connection, id_)
+        run, reasons = read_summary(connection, id_), explain(connection, id_)
         if run is None or reasons is None:
             raise UnknownRunError(run=str(id_))
         events = list_events(connection, id_, after=after, limit=PAGE)
@@ -76,13 +84,14 @@ def watch(
     with reading() as connection:
         id_ = run_id(run, connection)
         looks = follow(connection, id_, after=after)
-        last = _print_json(looks) if as_json else _print_live(looks)
+        last = print_json(looks) if as_json else print_live(looks)
     if not as_json:
         say("", verdict(last.run, last.why), f"Next: {next_command(last.run, last.why)}")
     raise typer.Exit(EXIT[last.run["status"]])
 
 
-def _print_json(looks: Iterator[Look]) -> Look:
+def print_json(looks: Iterator[Look]) -> Look:
+    """Print each event as a line of JSON, and return the last look."""
     from ..ledger.document import dumps  # noqa: PLC0415  # as above
 
     last: Look | None = None
@@ -94,7 +103,8 @@ def _print_json(looks: Iterator[Look]) -> Look:
     return last
 
 
-def _print_live(looks: Iterator[Look]) -> Look:
+def print_live(looks: Iterator[Look]) -> Look:
+    """Print events and, at a terminal, a progress bar; return the last look."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415  # as above
 
     from .console import out  # noqa: PLC0415
@@ -104,9 +114,15 @@ def _print_live(looks: Iterator[Look]) -> Look:
     with Progress(*columns, TimeElapsedColumn(), console=out(), disable=not sys.stdout.isatty()) as progress:
         task = progress.add_task("", total=100, status="", done="")
         last: Look | None = None
+        said: str | None = None
         for last in looks:
             for event in last.events:
                 progress.console.print(lines_of(event), markup=False, soft_wrap=True)
+            # By its kind: the seconds in its text change with every look.
+            kind = last.why["reasons"][0]["code"] if last.obstacle else None
+            if kind is not None and kind != said:
+                progress.console.print(f"  … {last.obstacle}", markup=False, soft_wrap=True)
+            said = kind
             progress.update(task, completed=percent(last.run), status=last.run["status"], done=_done(last.run))
     assert last is not None  # as above
     return last

@@ -19,7 +19,7 @@ from .reasons import OpenStep, RunFacts, complete, reasons
 from .schema import effect_history, effects, events, identity, runs, steps
 from .why import open_steps
 
-__all__ = ["find_runs", "list_events", "list_runs", "read_run"]
+__all__ = ["find_runs", "list_events", "list_runs", "read_run", "read_summary"]
 
 Document = dict[str, Any]
 _FINAL: Final = frozenset({"succeeded", "failed", "cancelled"})
@@ -127,6 +127,12 @@ def _reason(row: RowMapping, open_: Sequence[OpenStep]) -> Document | None:
         return None
     facts = RunFacts(str(row["run_id"]), row["status"], row["flow"], row["workflow_version"], own, open=open_)
     return next(iter(reasons(facts)), None)
+
+
+def read_summary(connection: Connection, run_id: UUID) -> Document | None:
+    """Read one run as lists show it: what it costs does not grow with its steps."""
+    row = connection.execute(select(*_ENVELOPE).where(runs.c.run_id == run_id)).mappings().one_or_none()
+    return None if row is None else _envelope(row, open_steps(connection, [run_id]).get(run_id, ()))
 
 
 def read_run(connection: Connection, run_id: UUID) -> Document | None:

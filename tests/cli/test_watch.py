@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 import pytest
 from prepared import FIRST, Ledger, step
-from safepoint.cli.watch import Look, follow, percent
+from safepoint.cli.watch import Look, follow, percent, print_live
 from safepoint.ledger.snapshot import snapshot
 
 Run = Callable[..., Any]
@@ -65,6 +66,19 @@ def test_every_event_is_shown_once_while_the_run_goes_on(ledger: Ledger) -> None
     numbers = [event["seq"] for look in seen for event in look.events]
     assert numbers == list(range(1, len(numbers) + 1))
     assert [len(look.events) > 0 for look in seen] == [True, False, True, False]
+
+
+def test_a_run_that_waits_says_once_for_what(ledger: Ledger, capfd: pytest.CaptureFixture[str]) -> None:
+    made = ledger.started(step(FIRST, "signal", delay=60.0, reason={"code": "signal"}))
+
+    def looks() -> Iterator[Look]:
+        with snapshot(ledger.url, name="test") as connection:
+            yield from islice(follow(connection, made, poll=0), 3)
+
+    last = print_live(looks())
+
+    assert last.obstacle is not None
+    assert capfd.readouterr().out.count(f"Next: safepoint signal {made} look JSON") == 1
 
 
 @pytest.mark.parametrize(
