@@ -31,6 +31,7 @@ def new_fleet(
         def make(broker_url: str, **env: str) -> Fleet:
             ledger_url = stack.enter_context(new_database(postgres_url, template))
             fleet = Fleet(tmp_path_factory.mktemp("fleet"), ledger_url, broker_url, env)
+            stack.callback(fleet.assert_no_deadlock)
             stack.callback(fleet.close)
             return fleet
 

@@ -65,6 +65,7 @@ def fleet(ledger: Ledger, new_valkey: Callable[[], str], tmp_path: Path) -> Iter
     fleet = Fleet(tmp_path, ledger.url, new_valkey(), short)
     yield fleet
     fleet.close()
+    fleet.assert_no_deadlock()
 
 
 class Load:

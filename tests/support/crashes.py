@@ -66,6 +66,7 @@ class Crew:
 def has_died(once: Path, process: WorkerNode | LocalProcess, *, whole: bool) -> bool:
     """Tell whether the trap has sprung, and the whole process is gone where that was meant."""
     node = process.container if isinstance(process, WorkerNode) else process
+    node.reload()
     return once.exists() and (not whole or node.status == "exited")
 
 

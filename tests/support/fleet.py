@@ -268,6 +268,10 @@ class Fleet:
             for run in runs:
                 audit.assert_sound(audit.read(connection, run), executed[str(run)])
 
+    def assert_no_deadlock(self) -> None:
+        """Check that no two transactions ever waited for each other (P2)."""
+        assert self.query("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == [(0,)]
+
     # What a failure shows.
 
     def tell(self, run: UUID | None = None) -> str:
