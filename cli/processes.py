@@ -55,7 +55,7 @@ def _warn_of_root() -> None:
     """Say in one line what Celery says in eight."""
     import warnings  # noqa: PLC0415  # as above
 
-    from celery.platforms import SecurityWarning  # noqa: PLC0415
+    from celery.exceptions import SecurityWarning  # noqa: PLC0415
 
     warnings.filterwarnings("ignore", category=SecurityWarning)
     if os.geteuid() == 0:
