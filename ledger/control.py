@@ -52,7 +52,8 @@ def mail(  # noqa: PLR0913  # one mail's parts, each by name
     status: str = "succeeded",
     error: dict[str, Any] | None = None,
 ) -> str:
-    """Bring a signal to a run: `delivered` to a wait, `stored` for one to come, `duplicate`, `final` or `unknown`.
+    """Bring a signal to a run: `delivered` to a wait, `stored` for one to come, `decided` (an approval that has been),
+    `duplicate`, `final` or `unknown`.
 
     Args:
         connection: any connection; the mail is part of its transaction.

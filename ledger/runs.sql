@@ -41,7 +41,12 @@ BEGIN
         'data', jsonb_strip_nulls(jsonb_build_object('error', r.error)))));
     UPDATE runs SET status = r.ending, reason = NULL, holds = '{}', finished_at = instant, updated_at = instant, current_node = NULL
      WHERE run_id = p_run;
-    -- P30: the parent hears of it by mail; the two runs are never locked together.
+    -- P30: a run that did not succeed takes what it has begun with it; a clean-up may have begun more since the cancel.
+    IF r.ending <> 'succeeded' THEN
+        INSERT INTO outbox_messages (tenant_id, run_id, kind, target, due_at, created_at)
+            SELECT tenant_id, p_run, 'child_cancel', run_id, instant, instant FROM runs WHERE parent_run_id = p_run AND finished_at IS NULL;
+    END IF;
+    -- The parent hears of it by mail; the two runs are never locked together.
     IF r.parent_run_id IS NOT NULL THEN
         INSERT INTO outbox_messages (tenant_id, run_id, kind, target, due_at, created_at)
             VALUES (r.tenant_id, p_run, 'child_end', r.parent_run_id, instant, instant);

@@ -1,5 +1,6 @@
 -- A signal or an approval's decision: stored as mail, and the wait that asks for it is decided, under the run's lock (P27).
--- Answers: delivered (a wait took it), stored (kept for a wait to come), duplicate (same dedupe), unknown, final.
+-- Answers: delivered (a wait took it), stored (kept for a wait to come), decided (an approval that somebody or its expiry has decided),
+-- duplicate (same dedupe), unknown, final.
 CREATE FUNCTION safepoint.mail_v1(
     p_run uuid, p_kind text, p_name text, p_payload bytea, p_encoding text, p_sender text, p_dedupe text,
     p_status text DEFAULT 'succeeded', p_error jsonb DEFAULT NULL
@@ -24,7 +25,15 @@ BEGIN
         -- P7: the clock decides, not the moment a scan comes by; an expired wait takes no mail.
         AND (s.due_at IS NULL OR s.due_at > instant)
         ORDER BY s.created_at, s.path, s.iteration LIMIT 1 FOR NO KEY UPDATE;
-    IF NOT FOUND THEN RETURN 'stored'; END IF;
+    IF NOT FOUND THEN
+        -- P28: who decides second, or after the expiry, decides nothing: least of all the next question of that name.
+        IF p_kind = 'approval' AND EXISTS (SELECT FROM steps s WHERE s.run_id = p_run AND s.generation = r.generation AND s.kind = 'approval'
+                AND s.name = p_name) THEN
+            DELETE FROM mailbox WHERE id = m.id;
+            RETURN 'decided';
+        END IF;
+        RETURN 'stored';
+    END IF;
     PERFORM consume_v1(m, w.generation, w.path, w.step_id, w.iteration, instant,
         CASE WHEN r.holds <> '{}' OR r.paused_at IS NOT NULL THEN 'infinity' ELSE instant END);
     PERFORM refresh_v1(p_run);

@@ -104,6 +104,20 @@ def test_p01_a_claim_that_waited_for_a_cancel_is_refused(crowd: Crowd, meet: Mee
     assert answer == NotYours("stale: cancelled")
 
 
+@pytest.mark.parametrize(
+    ("stop", "reason"), [(Verbs.pause, "paused"), (lambda verbs, run: verbs.hold(run, "diverged"), "held")]
+)
+def test_p01_a_claim_that_waited_for_a_pause_or_a_hold_is_refused(
+    crowd: Crowd, meet: Meet, stop: Callable[[Verbs, UUID], object], reason: str
+) -> None:
+    one, other, watch = crowd(), crowd(), crowd()
+    run = one.begun(ask("a#1"))
+
+    _, answer = meet(one, lambda: stop(one, run), other, lambda: other.claim(run, key("a#1")), watch)
+
+    assert answer == NotYours(reason)
+
+
 def test_p01_a_cancel_that_waited_for_a_claim_leaves_the_step_to_its_claimer(crowd: Crowd, meet: Meet) -> None:
     one, other, watch = crowd(), crowd(), crowd()
     run = one.begun(ask("a#1"))

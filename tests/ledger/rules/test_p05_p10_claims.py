@@ -1,4 +1,4 @@
-"""P5 to P10: the fence, what is durable, whose clock decides, which ledger this is, from which lane a step comes."""
+"""P3, P5 to P10: the fence, what is durable, whose clock decides, which ledger this is, from which lane steps come."""
 
 from __future__ import annotations
 
@@ -64,6 +64,18 @@ def test_p05_every_end_of_a_claim_clears_its_token(verbs: Verbs) -> None:
 
         assert verbs.step(run, A)["claim_token"] is None
         assert verbs.commit(claimed).verdict in ("already", "lost")
+
+
+def test_p03_what_is_sent_again_answers_that_it_has_been(verbs: Verbs) -> None:
+    run = verbs.begun(ask("a#1"), ask("b#1"))
+    a, b = verbs.claimed(run, A), verbs.claimed(run, key("b#1"))
+
+    committed = [verbs.commit(a).verdict for _ in range(3)]
+    retried = [verbs.retry(b).verdict for _ in range(3)]
+
+    assert committed == ["committed", "already", "already"]
+    assert retried == ["retried", "already", "already"]
+    assert (verbs.run(run)["state_version"], verbs.step(run, key("b#1"))["attempt"]) == (2, 2)
 
 
 @pytest.mark.parametrize(("kind", "durable"), [("step", "off"), ("effect", "on")])

@@ -153,6 +153,8 @@ def test_p27_a_signal_to_a_stopped_run_is_taken_and_waits_with_it(verbs: Verbs, 
 def test_p27_no_interleaving_of_a_signal_and_the_commit_of_its_wait_loses_it(crowd: Crowd) -> None:
     """A thousand times at once, before and after each other by turns."""
     committer, sender, check = crowd(), crowd(), crowd()
+    for verbs in (committer, sender):
+        verbs.connection.execute("SET synchronous_commit = off")
     check.many(1000)
     runs = [row["run_id"] for row in check.rows("SELECT run_id FROM safepoint.runs")]
     claims = {run: committer.claimed(run) for run in runs}
@@ -188,7 +190,7 @@ def test_p28_who_comes_second_decides_nothing(verbs: Verbs) -> None:
 
     second = verbs.signal(run, "ok", kind="approval", data=b"no", sender="bob")
 
-    assert (first, second) == ("delivered", "stored")
+    assert (first, second) == ("delivered", "decided")
     outcome = verbs.claimed(run, key("ok#1")).outcome
     assert outcome is not None
     assert (outcome.data, outcome.sender) == (b"yes", "ann")
@@ -203,7 +205,32 @@ def test_p28_an_expiry_is_an_outcome_and_no_approval(verbs: Verbs, clock: Clock)
 
     assert outcome is not None
     assert (outcome.status, outcome.data) == ("expired", None)
-    assert verbs.signal(run, "ok", kind="approval", data=b"yes") == "stored"
+
+
+@pytest.mark.parametrize("first", ["decided", "expired"])
+def test_p28_a_decision_that_comes_second_is_none_for_the_next_question(verbs: Verbs, clock: Clock, first: str) -> None:
+    run = verbs.begun(ask("ok#1", "approval", delay=10.0))
+    if first == "decided":
+        verbs.signal(run, "ok", kind="approval", data=b"no")
+    clock.forward(10)
+
+    late = verbs.signal(run, "ok", kind="approval", data=b"yes")
+    verbs.chores()
+    verbs.node()
+    verbs.done(run, key("ok#1"), asked=[ask("ok#2", "approval", name="ok")])
+
+    assert late == "decided"
+    assert verbs.statuses(run)["ok#2"] == "waiting"
+
+
+def test_p28_a_decision_before_its_question_is_kept_for_it(verbs: Verbs) -> None:
+    run = verbs.enqueue()
+
+    assert verbs.signal(run, "ok", kind="approval", data=b"yes", dedupe="once") == "stored"
+    verbs.done(run, asked=[ask("ok#1", "approval")])
+
+    assert verbs.statuses(run)["ok#1"] == "ready"
+    assert verbs.signal(run, "ok", kind="approval", data=b"yes", dedupe="once") == "duplicate"
 
 
 def test_p28_a_decided_wait_does_not_expire(verbs: Verbs, clock: Clock) -> None:
@@ -440,6 +467,18 @@ def test_p30_a_cancel_travels_down(verbs: Verbs, family: tuple[UUID, UUID]) -> N
         "cancelling",
         "cancelled",
     ]
+
+
+def test_p30_a_child_that_a_clean_up_has_begun_ends_with_its_parent(verbs: Verbs, clock: Clock) -> None:
+    run = verbs.begun(ask("a#1"))
+    verbs.cancel(run)
+    verbs.done(run, key("@cancel#1"), asked=[sub(run)])
+    clock.forward(60)
+
+    for _ in range(2):
+        verbs.chores()
+
+    assert {row["status"] for row in verbs.rows("SELECT status FROM safepoint.runs")} == {"cancelled"}
 
 
 def test_p30_a_parents_deadline_travels_down(verbs: Verbs, clock: Clock) -> None:
