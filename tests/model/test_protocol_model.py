@@ -2,7 +2,7 @@
 
 The bounds: one run, two workers, and up to two or three faults of any kind at any point (a death, a pause, a lost or
 doubled message, a broker that loses everything, an answer that is lost, a request that arrives late, a raise).
-`SAFEPOINT_MODEL_FAULTS=1` adds one fault to each bound (about ten minutes and 3 GB; say `--timeout=0`).
+`SAFEPOINT_MODEL_FAULTS=1` adds one fault to each bound (about five minutes and 1.5 GB; say `--timeout=0`).
 """
 
 import os
