@@ -47,7 +47,7 @@ def up(
         state = upgrade(ends.ledger_url)
         planned = plans(here, ends, workers=workers or 1, concurrency=concurrency, with_flower=with_flower)
         _announce(here, ends, planned, schema=str(state.current), with_flower=with_flower)
-        _run(planned, wish, json=here.log == "json")
+        _run(planned, wish, ends, json=here.log == "json")
     finally:
         _tell("stopping the embedded servers" if ends.embedded else "all children have ended")
         ends.close()
@@ -129,12 +129,14 @@ def _announce(here: Settings, ends: Endpoints, planned: list[Plan], *, schema: s
     _tell(f"starting {', '.join(plan.name for plan in planned)}; Ctrl-C ends all")
 
 
-def _run(planned: list[Plan], wish: Wish, *, json: bool) -> None:
+def _run(planned: list[Plan], wish: Wish, ends: Endpoints, *, json: bool) -> None:
     children = Children(planned, tell=_tell, write=_write_as_is if json else _write_with_name)
     try:
         children.start()
         while not wish.is_over:
             children.tend()
+            for server in ends.embedded.mend() if ends.embedded else ():
+                _tell(f"the embedded {server} had ended; it was started again")
         _tell("ending: workers finish the steps that they execute; once more ends at once")
     finally:
         children.stop(hurry=wish.is_urgent)

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from .errors import ConfigError, Problem
+from .errors import ConfigError, EmbeddedStackError, Problem
 from .identity import like_home
 from .postgres import ROLE, Postgres
 from .valkey import Valkey
@@ -69,6 +69,23 @@ class EmbeddedStack:
     def broker_url(self) -> str:
         """The broker's URL, password included."""
         return f"redis://:{self._memory.valkey_password}@127.0.0.1:{self._valkey_port}/0"
+
+    def mend(self) -> list[str]:
+        """Start again the servers whose process has ended, and name them; those who use them keep their URLs."""
+        postgres = Postgres(self.home, self._memory.postgres_password)
+        valkey = Valkey(self.home, self._memory.valkey_password)
+        if self._users is None or (postgres.is_alive and valkey.is_alive):
+            return []
+        with _door(self.home):
+            # Looked at again: another process may have come in between and started them.
+            ended = [name for name, server in (("ledger", postgres), ("broker", valkey)) if not server.is_alive]
+            ports = postgres.ensure(self._memory.postgres_port), valkey.ensure()
+        if ports != (self._memory.postgres_port, self._valkey_port):
+            reason = "somebody took a port while its server was down, and all who use it know the old one"
+            raise EmbeddedStackError(
+                server="stack", reason=reason, log=str(postgres.log), variable="SAFEPOINT_LEDGER_URL"
+            )
+        return ended
 
     def close(self) -> None:
         """Leave; the last one to leave stops the servers."""

@@ -70,6 +70,11 @@ class Postgres:
         """The server's log file."""
         return self.home / "postgres.log"
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process runs, ready or not."""
+        return self._live_pid() is not None
+
     def running(self) -> tuple[int, int] | None:
         """Return process id and port of the server when it is up and accepts connections."""
         lines = self._pid_file()

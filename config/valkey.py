@@ -60,6 +60,11 @@ class Valkey:
         """The server's configuration, a file because a password on the command line is everybody's to read."""
         return self.data / "valkey.conf"
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process runs, ready or not."""
+        return self._live_pid() is not None
+
     def running(self) -> int | None:
         """Return the port of the server when it is up and answers."""
         port = self._port()

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psycopg
@@ -136,6 +137,22 @@ def test_a_killed_server_is_started_again_with_all_that_was_committed(home, join
 
     with embedded.ensure(home) as stack:
         assert kept(stack.ledger_url, stack.broker_url) == (1, 1)
+
+
+@pytest.mark.parametrize("server", ["ledger", "broker"])
+def test_a_user_starts_a_killed_server_again_where_it_was(home, server):
+    with embedded.ensure(home) as stack:
+        write(stack.ledger_url, stack.broker_url)
+        assert stack.mend() == []
+        pid = postmaster(home) if server == "ledger" else int((home / "valkey" / "valkey.pid").read_text())
+        urls = stack.ledger_url, stack.broker_url
+        time.sleep(1.1)  # the broker writes what it holds to its file every second
+        os.kill(pid, signal.SIGKILL)
+        assert ends(pid, within=10)
+
+        assert stack.mend() == [server]
+        assert (stack.ledger_url, stack.broker_url) == urls
+        assert kept(*urls) == (1, 1)
 
 
 def test_the_number_of_a_dead_server_may_belong_to_somebody_else(home):
