@@ -82,7 +82,8 @@ def test_events_come_after_a_number_with_the_incarnation_in_their_id(ledger: Led
 
 
 def test_nothing_that_is_stored_makes_reading_fail(ledger: Ledger) -> None:
-    run = ledger.enqueue(deadline="infinity")
+    run = ledger.enqueue()
+    ledger.change(run, deadline="infinity")
     parked = ledger.started(step(FIRST))
     control.pause(ledger.connection, parked, by="me")
     ledger.change(run, input=b"\xff\x00", reason="[1]", budget="3", artifacts='"x"', spent_usd="NaN", error='"odd"')
