@@ -21,12 +21,12 @@ GIVEN = ("--input", '{"alert": 1}')
 def served(ledger: Ledger) -> None:
     """Let the ledger know the flow, as a worker does that has its code; here is none of it."""
     ledger.connection.execute(
-        "INSERT INTO safepoint.flows (name, version, registered_at) VALUES ('incident', '1', now())"
+        "INSERT INTO safepoint.flows (name, version, registered_at) VALUES ('triage', '1', now())"
     )
 
 
 def test_the_id_stands_alone_on_standard_output(ledger: Ledger, run: Run) -> None:
-    ran = run("enqueue", "incident", *GIVEN)
+    ran = run("enqueue", "triage", *GIVEN)
 
     assert (ran.code, ran.err) == (0, "")
     assert ran.out == f"{UUID(ran.out.strip())}\n"
@@ -37,7 +37,7 @@ def test_every_option_reaches_the_run(ledger: Ledger, run: Run) -> None:
     options = {"--tenant": "acme", "--deadline": "3600", "--tokens": "7", "--usd": "1.5", "--retries": "2"}
     more = {"--priority": "3", "--tag": "team=sre", "--conversation": "c1", "--start-at": "2200-01-01T00:00:00Z"}
 
-    ran = run("enqueue", "incident", *GIVEN, *(part for pair in (options | more).items() for part in pair))
+    ran = run("enqueue", "triage", *GIVEN, *(part for pair in (options | more).items() for part in pair))
 
     found = ledger.read(UUID(ran.out.strip()))
     assert (found["tenant"], found["conversation"], found["tags"]) == ("acme", "c1", {"team": "sre"})
@@ -49,14 +49,14 @@ def test_every_option_reaches_the_run(ledger: Ledger, run: Run) -> None:
 def test_input_comes_from_a_file(ledger: Ledger, run: Run, tmp_path: Path) -> None:
     (tmp_path / "in.json").write_text('{"alert": 2}')
 
-    ran = run("enqueue", "incident", "--input", f"@{tmp_path}/in.json")
+    ran = run("enqueue", "triage", "--input", f"@{tmp_path}/in.json")
 
     assert ledger.read(UUID(ran.out.strip()))["input"] == {"alert": 2}
 
 
 def test_the_same_key_gives_the_same_run_and_other_input_a_conflict(ledger: Ledger, run: Run) -> None:
-    first, again = (run("enqueue", "incident", *GIVEN, "--key", "k") for _ in range(2))
-    other = run("enqueue", "incident", "--key", "k", "--input", '{"alert": 9}')
+    first, again = (run("enqueue", "triage", *GIVEN, "--key", "k") for _ in range(2))
+    other = run("enqueue", "triage", "--key", "k", "--input", '{"alert": 9}')
 
     assert first.out == again.out
     assert (other.code, other.out) == (1, "")
@@ -77,22 +77,22 @@ def test_the_same_key_gives_the_same_run_and_other_input_a_conflict(ledger: Ledg
     ],
 )
 def test_wrong_options_are_wrong_usage(ledger: Ledger, run: Run, arguments: tuple[str, ...], told: str) -> None:
-    ran = run("enqueue", "incident", *arguments)
+    ran = run("enqueue", "triage", *arguments)
 
     assert (ran.code, ran.out) == (2, "")
     assert told in " ".join(ran.err.replace("│", " ").split())
 
 
 def test_an_unknown_flow_fails_and_names_the_known_ones(ledger: Ledger, run: Run) -> None:
-    ran = run("enqueue", "incidnet")
+    ran = run("enqueue", "triaeg")
 
     assert (ran.code, ran.out) == (1, "")
-    assert "incident" in ran.err
+    assert "triage" in ran.err
 
 
 def ended(ledger: Ledger, run: Run, status: str) -> tuple[str, ...]:
     """Make a run that has ended, and return the arguments that find it again."""
-    again = ("enqueue", "incident", *GIVEN, "--key", status)
+    again = ("enqueue", "triage", *GIVEN, "--key", status)
     made = UUID(run(*again).out.strip())
     ledger.claim(made, START)
     error = {"type": "Boom", "message": "it broke"} if status == "failed" else None
@@ -113,7 +113,7 @@ def test_wait_says_how_it_ended(ledger: Ledger, run: Run, status: str, code: int
 
 
 def test_wait_for_a_held_run_is_3(ledger: Ledger, run: Run) -> None:
-    again = ("enqueue", "incident", *GIVEN, "--key", "held")
+    again = ("enqueue", "triage", *GIVEN, "--key", "held")
     made = UUID(run(*again).out.strip())
     ledger.claim(made, START)
     ledger.commit(made, START, asked=[step(FIRST)], hold={"code": "flow_error", "text": "a bug"})
@@ -125,7 +125,7 @@ def test_wait_for_a_held_run_is_3(ledger: Ledger, run: Run) -> None:
 
 
 def test_wait_that_is_over_is_4(ledger: Ledger, run: Run) -> None:
-    ran = run("enqueue", "incident", *GIVEN, "--wait", "0.1")
+    ran = run("enqueue", "triage", *GIVEN, "--wait", "0.1")
 
     assert (ran.code, ran.out) == (4, "")
     assert "safepoint watch" in ran.err

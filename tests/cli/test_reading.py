@@ -82,7 +82,7 @@ def test_show_opens_with_a_sentence_and_the_next_command(ledger: Ledger, run: Ru
 
     sentence, next_, *_ = run("show", made).out.splitlines()
 
-    assert sentence.startswith("incident@1 is waiting")
+    assert sentence.startswith("triage@1 is waiting")
     assert "waits for the signal 'look'" in sentence
     assert next_ == f"Next: safepoint signal {made} look JSON"
 

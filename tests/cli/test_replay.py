@@ -111,5 +111,5 @@ def test_code_that_is_not_here_is_named(ledger: Ledger, run: Run) -> None:
     ran = run("replay", made)
 
     assert ran.code == 1
-    assert "incident@1" in ran.err
+    assert "triage@1" in ran.err
     assert "SAFEPOINT_FLOWS" in ran.err

@@ -59,8 +59,8 @@ def test_a_list_is_filtered_and_paged_from_the_newest(ledger: Ledger) -> None:
         mine = views.list_runs(connection, tenant="a", limit=2)
         rest = views.list_runs(connection, tenant="a", limit=2, before=UUID(mine[-1]["run_id"]))
         tagged = views.list_runs(connection, tags={"n": "1"})
-        queued = views.list_runs(connection, status=["queued"], flow="incident@1")
-        other = views.list_runs(connection, flow="incident@2")
+        queued = views.list_runs(connection, status=["queued"], flow="triage@1")
+        other = views.list_runs(connection, flow="triage@2")
 
     assert [one["run_id"] for one in mine + rest] == [str(runs[3]), str(runs[2]), str(runs[0])]
     assert list(mine[0]) == FIELDS
@@ -158,7 +158,7 @@ def test_a_ready_step_that_nobody_serves_says_no_worker(ledger: Ledger) -> None:
     (reason,) = ledger.reasons(run)
 
     assert reason["code"] == "no_worker"
-    assert "incident@9" in reason["text"]
+    assert "triage@9" in reason["text"]
     assert ledger.read(run)["reason"]["code"] == "no_worker"
 
 

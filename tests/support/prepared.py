@@ -34,13 +34,13 @@ class Ledger:
     tokens: dict[Key, UUID] = field(default_factory=dict)
 
     def enqueue(self, **options: Any) -> UUID:
-        options = {"flow": "incident", "version": "1", "input": json.dumps({"alert": 1}), **options}
+        options = {"flow": "triage", "version": "1", "input": json.dumps({"alert": 1}), **options}
         names = ", ".join(f"{name} => %({name})s" for name in options)
         row = self.connection.execute(f"SELECT safepoint.enqueue({names})".encode(), options).fetchone()
         assert row is not None
         return UUID(str(row[0]))
 
-    def register(self, node: str = NODE, flows: tuple[str, ...] = ("incident@1",)) -> None:
+    def register(self, node: str = NODE, flows: tuple[str, ...] = ("triage@1",)) -> None:
         told = nodes.Node(node, "host", 1, ("online", "recovery"), flows, ("look", "search"), 2)
         nodes.register(self.connection, told, lease=60, with_lock=False)
 
