@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import UUID
@@ -296,7 +297,7 @@ def test_p20_the_first_scan_of_a_ledger_is_not_frozen(verbs: Verbs, clock: Clock
 
 
 @pytest.fixture
-def suspect(crowd: Crowd, crowded_ledger_url: str) -> tuple[Verbs, list[UUID]]:
+def suspect(crowd: Crowd, crowded_ledger_url: str, eventually: Callable[..., None]) -> tuple[Verbs, list[UUID]]:
     """Two steps of a node whose session has just gone."""
     verbs = crowd()
     runs = [verbs.begun(ask("a#1")) for _ in range(2)]
@@ -305,6 +306,7 @@ def suspect(crowd: Crowd, crowded_ledger_url: str) -> tuple[Verbs, list[UUID]]:
         verbs.node("killed", lock=True)
         for run in runs:
             verbs.claimed(run, A, node="killed")
+    eventually(lambda: verbs.assert_unlocked("killed"))
     return verbs, runs
 
 
@@ -335,7 +337,7 @@ def test_p21_a_node_that_has_its_lock_again_at_the_second_look_is_left_alone(
 
 
 def test_p23_a_step_that_was_alone_with_its_dead_process_may_have_killed_it(
-    crowd: Crowd, crowded_ledger_url: str, settings: Settings
+    crowd: Crowd, crowded_ledger_url: str, settings: Settings, eventually: Callable[..., None]
 ) -> None:
     verbs = crowd()
     run = verbs.begun(ask("a#1"))
@@ -343,6 +345,7 @@ def test_p23_a_step_that_was_alone_with_its_dead_process_may_have_killed_it(
         nodes.hold_session_lock(holder, "killed")
         verbs.node("killed", lock=True)
         verbs.claimed(run, A, node="killed")
+    eventually(lambda: verbs.assert_unlocked("killed"))
 
     swept(verbs, settings)
 

@@ -233,6 +233,10 @@ class Verbs:
         found = self.rows("SELECT type FROM safepoint.events WHERE run_id = %s ORDER BY seq", (run,))
         return [row["type"] for row in found]
 
+    def assert_unlocked(self, node: str) -> None:
+        """Say that a node's session lock has gone; the server takes a moment to see a client leave."""
+        assert not self.value("SELECT safepoint.has_lock_v1(%s)", (nodes.lock_key(node),))
+
     def waiting_backends(self) -> int:
         """Count the sessions of this database that wait for a lock."""
         return int(

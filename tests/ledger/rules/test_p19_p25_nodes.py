@@ -145,23 +145,29 @@ def locked_node(crowd: Crowd, url: str, name: str = "locked") -> Iterator[Connec
         yield holder
 
 
-def test_p21_a_killed_nodes_lock_is_missing_at_once(crowd: Crowd, crowded_ledger_url: str) -> None:
+def test_p21_a_killed_nodes_lock_is_missing_at_once(
+    crowd: Crowd, crowded_ledger_url: str, eventually: Callable[..., None]
+) -> None:
     verbs = crowd()
     run = verbs.begun(ask("a#1"))
     with locked_node(crowd, crowded_ledger_url):
         claimed = verbs.claimed(run, A, node="locked")
         alive = verbs.look().orphans, verbs.lose(claimed, Cause.NODE)
+    eventually(lambda: verbs.assert_unlocked("locked"))
 
     assert alive == ((), "alive")
     assert [orphan.lock_missing for orphan in verbs.look().orphans] == [True]
     assert verbs.lose(claimed, Cause.NODE) == "lost"
 
 
-def test_p21_after_a_restart_of_the_server_a_missing_lock_says_nothing(crowd: Crowd, crowded_ledger_url: str) -> None:
+def test_p21_after_a_restart_of_the_server_a_missing_lock_says_nothing(
+    crowd: Crowd, crowded_ledger_url: str, eventually: Callable[..., None]
+) -> None:
     verbs = crowd()
     run = verbs.begun(ask("a#1"))
     with locked_node(crowd, crowded_ledger_url):
         claimed = verbs.claimed(run, A, node="locked")
+    eventually(lambda: verbs.assert_unlocked("locked"))
     verbs.connection.execute("UPDATE safepoint.nodes SET server_started = server_started - interval '1 day'")
 
     assert verbs.look().orphans == ()
