@@ -1,18 +1,18 @@
-"""Brings a database to this release's schema, and tells how far one is; the migrations are Alembic's."""
+"""Brings a database to this release's schema, and tells how far one is; the migrations are Alembic's.
+
+Alembic is imported when something is to be migrated: every worker asks how far the database is when it starts.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alembic import command
-from alembic.config import Config
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_engine, text
-from sqlalchemy.pool import NullPool
-
+from .connect import connect, psycopg_url
 from .errors import SchemaTooNew, SchemaTooOld
 
-__all__ = ["SchemaState", "check", "state", "upgrade"]
+__all__ = ["REVISIONS", "SchemaState", "check", "state", "upgrade"]
+
+REVISIONS = ("0001",)  # oldest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class SchemaState:
     """Which revision a database is at, which one this release wants, and which ones it knows."""
 
     current: str | None
-    wanted: str
-    known: tuple[str, ...]
+    wanted: str = REVISIONS[-1]
+    known: tuple[str, ...] = REVISIONS
     compatible: bool = True
 
     @property
@@ -29,60 +29,67 @@ class SchemaState:
         """Whether nothing is to be done."""
         return self.current == self.wanted
 
-
-def _config(connection: Connection | None = None) -> Config:
-    config = Config()
-    config.set_main_option("script_location", "safepoint.ledger:migrations")
-    config.attributes["connection"] = connection
-    return config
+    @property
+    def is_unknown(self) -> bool:
+        """Whether another release has migrated the database to what this one does not know."""
+        return self.current is not None and self.current not in self.known
 
 
 def upgrade(ledger_url: str) -> SchemaState:
-    """Apply what is missing, under a lock that lets one process at a time migrate, and return the state after it."""
-    engine = create_engine(ledger_url, poolclass=NullPool)
-    with engine.begin() as connection:
+    """Apply what is missing, under a lock that lets one process at a time migrate, and return the state after it.
+
+    Raises:
+        SchemaTooNew: the database is at a revision that this release does not know.
+        LedgerUnavailable: the server does not answer.
+    """
+    from alembic import command  # noqa: PLC0415  # see the module's second line
+    from alembic.config import Config  # noqa: PLC0415
+    from sqlalchemy import create_engine, text  # noqa: PLC0415
+    from sqlalchemy.pool import NullPool  # noqa: PLC0415
+
+    found = state(ledger_url)  # says in our own words when the server does not answer
+    if found.is_unknown:
+        raise SchemaTooNew(found=str(found.current), needed=found.wanted)
+    url = "postgresql+psycopg://" + psycopg_url(ledger_url).partition("://")[2]
+    with create_engine(url, poolclass=NullPool).begin() as connection:
         # Two processes that start at once: the second one waits and then finds nothing to do.
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('safepoint.upgrade'))"))
         connection.execute(text("CREATE SCHEMA IF NOT EXISTS safepoint"))
-        if _state(connection).current not in (None, *_state(connection).known):
-            raise SchemaTooNew(found=str(_state(connection).current), needed=_state(connection).wanted)
-        command.upgrade(_config(connection), "head")
-        return _state(connection)
+        config = Config()
+        config.set_main_option("script_location", "safepoint.ledger:migrations")
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+    return state(ledger_url)
 
 
 def state(ledger_url: str) -> SchemaState:
-    """Return how far a database is, changing nothing."""
-    with create_engine(ledger_url, poolclass=NullPool).connect() as connection:
-        return _state(connection)
-
-
-def _state(connection: Connection) -> SchemaState:
-    scripts = ScriptDirectory.from_config(_config())
-    known = tuple(script.revision for script in scripts.walk_revisions())
-    table = connection.execute(text("SELECT to_regclass('safepoint.schema_version')")).scalar()
-    current = (
-        connection.execute(text("SELECT max(version_num) FROM safepoint.schema_version")).scalar() if table else None
-    )
-    wanted = str(scripts.get_current_head())
-    listed = text("SELECT count(*) FROM safepoint.compatible WHERE revision = :wanted")
-    compatible = bool(current and connection.execute(listed, {"wanted": wanted}).scalar())
-    return SchemaState(current=current, wanted=wanted, known=known, compatible=compatible)
+    """Return how far a database is, changing nothing; raises LedgerUnavailable when the server does not answer."""
+    with connect(ledger_url, name="safepoint schema") as connection:
+        row = connection.execute("SELECT to_regclass('safepoint.schema_version') IS NOT NULL").fetchone()
+        if row is None or not row[0]:
+            return SchemaState(None, compatible=False)
+        row = connection.execute(
+            "SELECT max(version_num), (SELECT count(*) FROM safepoint.compatible WHERE revision = %s)"
+            " FROM safepoint.schema_version",
+            (REVISIONS[-1],),
+        ).fetchone()
+    return SchemaState(row[0], compatible=bool(row[1])) if row else SchemaState(None, compatible=False)
 
 
 def check(ledger_url: str) -> None:
     """Refuse to work on a schema that this release cannot use.
 
-    A release runs on its own schema and on the next one (expand, then contract a release later): a revision
-    that it does not know is let
-    through when the database itself lists this release in `safepoint.compatible`.
+    A release runs on its own schema and on the next one (expand, then contract a release later): a revision that it
+    does not know is let through when the database itself lists this release in `safepoint.compatible`.
 
     Raises:
         SchemaTooOld: the database misses migrations; `safepoint db upgrade` applies them.
         SchemaTooNew: the database was migrated by a release that this one cannot follow.
+        LedgerUnavailable: the server does not answer.
     """
     found = state(ledger_url)
-    if found.is_current or (found.current not in (None, *found.known) and found.compatible):
+    if found.is_current or (found.is_unknown and found.compatible):
         return
-    if found.current is None or found.current in found.known:
-        raise SchemaTooOld(found=found.current or "nothing", needed=found.wanted)
-    raise SchemaTooNew(found=found.current, needed=found.wanted)
+    if found.is_unknown:
+        raise SchemaTooNew(found=str(found.current), needed=found.wanted)
+    raise SchemaTooOld(found=found.current or "nothing", needed=found.wanted)

@@ -7,7 +7,10 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 from safepoint.ledger.schema import METADATA
+from safepoint.ledger.upgrade import REVISIONS
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.pool import NullPool
 
@@ -55,3 +58,12 @@ def test_the_migrations_and_the_schema_make_the_same_database(
 
     assert migrated == mirror
     assert len(migrated) >= 16
+
+
+def test_the_revisions_named_for_a_quick_start_are_the_migrations() -> None:
+    config = Config()
+    config.set_main_option("script_location", "safepoint.ledger:migrations")
+
+    scripts = ScriptDirectory.from_config(config).walk_revisions()
+
+    assert tuple(reversed([script.revision for script in scripts])) == REVISIONS
