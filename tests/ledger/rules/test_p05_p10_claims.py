@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 from ledger_clock import Clock
 from ledger_fixtures import Crowd
 from ledger_verbs import LEASE, Verbs, ask, key
-from safepoint.ledger.steps import Cause
+from safepoint.ledger.steps import Cause, Claimed
 
 A = key("a#1")
 
@@ -40,6 +41,31 @@ def test_p05_the_right_epoch_with_a_wrong_token_commits_nothing(verbs: Verbs) ->
 
     assert answer.verdict == "lost"
     assert verbs.statuses(run)["a#1"] == "running"
+
+
+def test_p05_of_two_workers_who_race_for_a_step_one_wins_a_thousand_times(crowd: Crowd) -> None:
+    check, racers = crowd(), [crowd(), crowd()]
+    for racer in racers:
+        racer.connection.execute("SET synchronous_commit = off")
+    check.many(1000)
+    runs = [row["run_id"] for row in check.rows("SELECT run_id FROM safepoint.runs")]
+    barrier = threading.Barrier(2, timeout=30)
+
+    def race(verbs: Verbs) -> list[bool]:
+        won = []
+        for n, run in enumerate(runs):
+            if n % 10 == 0:
+                barrier.wait()
+            won.append(isinstance(verbs.claim(run), Claimed))
+        return won
+
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(race, racers)
+
+    assert [a + b for a, b in zip(one, other, strict=True)] == [1] * 1000
+    assert check.value("SELECT count(*) FROM safepoint.steps WHERE epoch = 1 AND status = 'running'") == 1000
+    assert any(one)
+    assert any(other)  # both have won, or this was no race
 
 
 def test_p05_every_claim_has_a_later_epoch(verbs: Verbs) -> None:
