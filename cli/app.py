@@ -22,32 +22,19 @@ app = typer.Typer(
     help="Durable AI-agent runs on Celery.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich's own help costs half of the time that --help takes, for its Markdown parser
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-START = "Start"
-LOOK = "Look"
-ACT = "Act"
-SERVE = "Serve"
-
-VERBS: dict[str, dict[str, Callable[..., None]]] = {
-    START: {"demo": demo.demo, "up": up.up, "enqueue": enqueue},
-    LOOK: {
-        "runs": reading.runs, "show": reading.show, "why": reading.why, "watch": watch.watch, "replay": replay.replay,
-        "nodes": fleet.nodes, "lanes": fleet.lanes, "versions": fleet.versions,
-    },
-    ACT: {
-        "cancel": control.cancel, "pause": control.pause, "resume": control.resume, "retry": control.retry,
-        "signal": control.signal, "sweep": control.sweep,
-    },
-    SERVE: {
-        "worker": processes.worker, "relay": processes.relay, "beat": processes.beat, "flower": processes.flower,
-    },
-}  # fmt: skip
-for panel, verbs in VERBS.items():
-    for name, verb in verbs.items():
-        app.command(name, rich_help_panel=panel)(verb)
-app.add_typer(database.app, name="db", rich_help_panel=SERVE)
+VERBS: tuple[Callable[..., None], ...] = (
+    *(demo.demo, up.up, enqueue),
+    *(reading.runs, reading.show, reading.why, watch.watch, replay.replay, fleet.nodes, fleet.lanes, fleet.versions),
+    *(control.cancel, control.pause, control.resume, control.retry, control.signal, control.sweep),
+    *(processes.worker, processes.relay, processes.beat, processes.flower),
+)
+for verb in VERBS:
+    app.command(verb.__name__)(verb)
+app.add_typer(database.app, name="db")
 
 
 def _version(asked: bool) -> None:  # noqa: FBT001  # typer's signature of a callback

@@ -39,7 +39,10 @@ def _refused(id_: UUID, verb: str, text: str) -> Exception:
 
 
 def cancel(run: RunId, *, by: By = None, as_json: Json = False) -> None:
-    """Ask a run to stop: what is running commits, the flow's clean-up runs, then it is cancelled."""
+    """Ask a run to stop.
+
+    What is running commits, the flow's clean-up runs, then the run is cancelled.
+    """
     from ..ledger import control  # noqa: PLC0415  # only verbs that write pay for psycopg
 
     id_ = _find(run)
@@ -50,7 +53,10 @@ def cancel(run: RunId, *, by: By = None, as_json: Json = False) -> None:
 
 
 def pause(run: RunId, *, by: By = None, as_json: Json = False) -> None:
-    """Start nothing more of a run until it is resumed; what is running commits."""
+    """Start nothing more of a run until it is resumed.
+
+    What is running commits.
+    """
     from ..ledger import control  # noqa: PLC0415  # as above
 
     id_ = _find(run)
@@ -81,7 +87,10 @@ def resume(
 
 
 def retry(run: RunId, *, by: By = None, as_json: Json = False) -> None:
-    """Let a failed run go on in place: committed steps stay, what failed is tried again."""
+    """Let a failed run go on in place.
+
+    Committed steps stay, what failed is tried again.
+    """
     from ..ledger import control  # noqa: PLC0415  # as above
 
     id_ = _find(run)
@@ -101,7 +110,10 @@ def signal(
     by: By = None,
     as_json: Json = False,
 ) -> None:
-    """Bring a signal to a run; one that comes before the wait is kept for it."""
+    """Bring a signal to a run.
+
+    One that comes before the wait is kept for it.
+    """
     id_ = _find(run)
     data = _payload(payload)
     with writing() as connection:
@@ -143,7 +155,7 @@ def _send(connection: Connection, id_: UUID, name: str, data: bytes, *, sender: 
 
 
 def sweep(*, as_json: Json = False) -> None:
-    """Run one round of the orphan scan now, instead of waiting for the next."""
+    """Run one round of the orphan scan now."""
     from ..config.settings import settings  # noqa: PLC0415  # as above
     from ..recovery.scan import scan  # noqa: PLC0415
 

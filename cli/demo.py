@@ -51,10 +51,10 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the demo's data and logs.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run the incident agent, kill its worker twice, and show what was done again and what was not.
+    """Kill an agent's worker twice, and see it finish once.
 
-    Needs no server and no configuration. Exit code 0 only if the ledger, the model's bill and the ticket service agree
-    that nothing was lost and nothing was done twice.
+    Runs the incident agent of the repository; needs no server and no configuration. Exit code 0 only if the ledger,
+    the model's bill and the ticket service agree that nothing was lost and nothing was done twice.
     """
     if not (EXAMPLE / "incident_agent.py").exists():
         text = "the demo runs the agent in examples/incident, which is in the repository and not in the wheel"

@@ -20,7 +20,7 @@ def nodes(
     past: Annotated[bool, typer.Option("--all", help="Those that have stopped as well.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the workers: what they take, what they serve, what they execute now."""
+    """List the workers, and what they execute now."""
     from ..ledger.fleet import list_nodes  # noqa: PLC0415  # only verbs that read pay for SQLAlchemy
 
     with reading() as connection:
@@ -60,7 +60,7 @@ def _lane_row(lane: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def versions(*, as_json: Json = False) -> None:
-    """List which versions of flows live runs need, and which workers serve them."""
+    """List the versions that runs need and workers serve."""
     from ..ledger.fleet import list_versions  # noqa: PLC0415  # as above
 
     with reading() as connection:

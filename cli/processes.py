@@ -87,7 +87,10 @@ def worker(
     name: Annotated[str, typer.Option(help="What its node name begins with.")] = "worker",
     log: Log = None,
 ) -> None:
-    """Execute steps, until a signal ends it: SIGTERM drains, a second one ends at once."""
+    """Execute steps, until a signal ends it.
+
+    SIGTERM drains: running steps may end, nothing new is begun.
+    """
     use_log(log)
     here = _begin(name)
     served = lane_names(lanes) if lanes else here.worker.lanes
@@ -110,7 +113,10 @@ def worker(
 
 
 def relay(*, log: Log = None) -> None:
-    """Publish what is due in the ledger; any number of relays at once is correct."""
+    """Publish what is due in the ledger.
+
+    Any number of relays at once is correct.
+    """
     use_log(log)
     here = _begin("relay")
     from ..config.resolve import endpoints  # noqa: PLC0415  # as above
@@ -146,7 +152,10 @@ def _write_lanes(here: Settings, ledger_url: str) -> None:
 
 
 def beat(*, log: Log = None) -> None:
-    """Send the chores of the schedule, as the orphan scan; none, one or five beats are all correct."""
+    """Send the chores of the schedule, as the orphan scan.
+
+    None, one or five beats are all correct.
+    """
     use_log(log)
     here = _begin("beat")
     from ..config.resolve import endpoints  # noqa: PLC0415  # as above
@@ -164,7 +173,10 @@ def flower(
     port: Annotated[int | None, typer.Option(min=0, max=65_535, help="Which port.", show_default=False)] = None,
     log: Log = None,
 ) -> None:
-    """Show workers and tasks in Flower: read-only, and never without a password."""
+    """Show workers and tasks in Flower.
+
+    Read-only, and never without a password.
+    """
     use_log(log)
     here = _begin("flower")
     from ..config.resolve import endpoints  # noqa: PLC0415  # as above

@@ -85,7 +85,7 @@ def _coloured(status: str) -> Any:
 
 
 def show(run: RunId, *, as_json: Json = False) -> None:
-    """Show one run: where it stands, what to type next, its steps and effects."""
+    """Show where a run stands, and what to type next."""
     found, explained = _read(run)
     if as_json:
         document(found)

@@ -53,7 +53,10 @@ class Replayed:
 
 
 def replay(run: RunId, *, as_json: Json = False) -> None:
-    """Drive a run's flow again from its history alone; exit code 1 when the code differs from it. Changes nothing."""
+    """Check today's code against a run's history.
+
+    Drives the flow again from the history alone and changes nothing. Exit code 1 when they differ.
+    """
     from ..config.settings import settings  # noqa: PLC0415  # only this verb imports flows
     from ..ledger.snapshot import snapshot  # noqa: PLC0415
     from ..tasks import registry  # noqa: PLC0415
@@ -110,11 +113,12 @@ def _loader(tenant: str) -> Any:
     """Return what reads results that are stored outside the tables."""
     from ..config.settings import settings  # noqa: PLC0415  # as above
     from ..ledger import artifacts  # noqa: PLC0415
+    from ..ledger.seal import Seal  # noqa: PLC0415
 
-    store = artifacts.Store(settings().artifacts_url)
+    store, seal = artifacts.Store(settings().artifacts_url), Seal.load(settings().values.codec)
 
     def load(data: bytes, encoding: str, /) -> bytes:
-        return artifacts.internalize(data, encoding, tenant=tenant, store=store)
+        return artifacts.internalize(data, encoding, tenant=tenant, store=store, seal=seal)
 
     return load
 

@@ -31,7 +31,10 @@ def up(
     with_flower: Annotated[bool, typer.Option("--flower/--no-flower", help="Whether Flower is started.")] = True,
     log: Log = None,
 ) -> None:
-    """Start everything in the foreground, until Ctrl-C or SIGTERM ends all of it."""
+    """Start everything in the foreground.
+
+    Ctrl-C or SIGTERM ends all of it.
+    """
     use_log(log)
     from ..config.resolve import endpoints  # noqa: PLC0415  # --help needs none of it
     from ..config.settings import settings  # noqa: PLC0415

@@ -77,9 +77,9 @@ def watch(
     after: Annotated[int, typer.Option(min=0, help="Begin after this event.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Follow a run until it ends or waits for a person; with --json, one event a line.
+    """Follow a run until it ends or waits for a person.
 
-    Exit code: 0 succeeded, 1 failed or cancelled, 3 held.
+    With --json, one event a line. Exit code: 0 succeeded, 1 failed or cancelled, 3 held.
     """
     with reading() as connection:
         id_ = run_id(run, connection)
