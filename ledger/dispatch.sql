@@ -31,8 +31,8 @@ BEGIN
              WHERE n.stopped_at IS NULL AND n.lease_until > instant AND NOT n.draining AND l.name = ANY (n.lanes)
         ), tenants AS (
             -- One look into steps_starts for each tenant, however many starts it has: who comes last is seen as well as who came first.
-            (SELECT s.tenant_id FROM steps s WHERE s.status = 'ready' AND s.kind = 'start' AND s.dispatched_at IS NULL AND s.lane = l.name
-              ORDER BY s.tenant_id LIMIT 1)
+            (SELECT s.tenant_id FROM steps s WHERE slots > 0 AND s.status = 'ready' AND s.kind = 'start' AND s.dispatched_at IS NULL
+                AND s.lane = l.name ORDER BY s.tenant_id LIMIT 1)
             UNION ALL
             SELECT (SELECT s.tenant_id FROM steps s WHERE s.status = 'ready' AND s.kind = 'start' AND s.dispatched_at IS NULL AND s.lane = l.name
                        AND s.tenant_id > t.tenant_id ORDER BY s.tenant_id LIMIT 1)
@@ -79,11 +79,13 @@ BEGIN
                AND s.step_id = k.step_id AND s.iteration = k.iteration
             RETURNING s.run_id, s.generation, s.path, s.step_id, s.iteration, s.kind, s.name, s.lane, s.attempt, s.epoch, s.due_at, s.dispatches
         ), unserved AS (
-            -- P15: nothing is sent that nobody serves; a node that registers asks again at once.
-            UPDATE steps s SET due_at = instant + interval '5 s', reason = jsonb_build_object('code', 'no_worker',
-                   'since', coalesce(s.reason->>'since', instant::text), 'text', 'no live worker serves this flow version on lane ' || l.name,
-                   'next', 'start a worker for lane ' || l.name || ' that has the flow, or see safepoint versions')
-              FROM (SELECT s.run_id, s.generation, s.path, s.step_id, s.iteration FROM judged j
+            -- P15: nothing is sent that nobody serves; a node that registers asks again at once. Asked ever more seldom, or a backlog
+            -- that nobody serves would always stand before what somebody does.
+            UPDATE steps s SET due_at = instant + least(interval '60 s', greatest(interval '5 s', (instant - k.since) / 2)),
+                   reason = jsonb_build_object('code', 'no_worker', 'since', k.since, 'text', 'no live worker serves this flow version on lane '
+                   || l.name, 'next', 'start a worker for lane ' || l.name || ' that has the flow, or see safepoint versions')
+              FROM (SELECT s.run_id, s.generation, s.path, s.step_id, s.iteration,
+                           CASE s.reason->>'code' WHEN 'no_worker' THEN (s.reason->>'since')::timestamptz ELSE instant END AS since FROM judged j
                       JOIN steps s USING (run_id, generation, path, step_id, iteration)
                      WHERE NOT j.is_served AND s.status = 'ready' AND s.due_at = j.due_at FOR NO KEY UPDATE OF s SKIP LOCKED) k
              WHERE s.run_id = k.run_id AND s.generation = k.generation AND s.path = k.path AND s.step_id = k.step_id AND s.iteration = k.iteration

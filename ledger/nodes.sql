@@ -19,7 +19,7 @@ BEGIN
     -- P15: what waited for somebody who serves it is asked again at once.
     UPDATE steps SET due_at = instant WHERE ctid IN (
         SELECT ctid FROM steps WHERE status = 'ready' AND reason->>'code' = 'no_worker' AND due_at > instant AND due_at < 'infinity'
-          LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED);
+          LIMIT 10000 FOR NO KEY UPDATE SKIP LOCKED);
     PERFORM pg_notify('safepoint_relay', '');
     RETURN QUERY SELECT i.incarnation, pg_postmaster_start_time(), instant FROM identity i;
 END $$;

@@ -147,6 +147,36 @@ def test_p15_what_no_live_node_serves_waits_and_says_so(verbs: Verbs, clock: Clo
     assert verbs.step(run, A)["reason"]["code"] == "no_worker"
 
 
+def test_p15_a_backlog_that_nobody_serves_keeps_nobody_else_from_starting(verbs: Verbs, clock: Clock) -> None:
+    for _ in range(300):
+        verbs.enqueue(version="9", priority=9)
+    served = verbs.enqueue()
+
+    sent: list[UUID] = []
+    for _ in range(60):  # six seconds, as a relay looks
+        clock.forward(0.1)
+        sent += [row.run_id for row in verbs.dispatch(limit=10)]
+
+    assert sent == [served]
+
+
+def test_p15_what_nobody_serves_is_asked_about_ever_more_seldom(verbs: Verbs, clock: Clock) -> None:
+    run = verbs.enqueue(version="9")
+    waits = []
+    for _ in range(6):
+        verbs.dispatch()
+        waits.append((verbs.step(run)["due_at"] - clock.now).total_seconds())
+        clock.forward(waits[-1])
+        verbs.beat()
+
+    assert waits[0] == 5 < waits[-1]
+    assert waits == sorted(waits)
+    clock.forward(3600)
+    verbs.beat()
+    verbs.dispatch()
+    assert (verbs.step(run)["due_at"] - clock.now).total_seconds() == 60
+
+
 def test_p15_a_node_that_registers_is_asked_at_once(verbs: Verbs, clock: Clock) -> None:
     run = verbs.begun(ask("a#1"))
     nodes.stop(verbs.connection, "node-1")
