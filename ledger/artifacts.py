@@ -22,8 +22,9 @@ from uuid import uuid4
 
 import orjson
 
-from .codec import ARTIFACT, Encoded
+from .codec import ARTIFACT, JSON, Encoded
 from .errors import ArtifactCorrupt, ArtifactMissing, ArtifactStoreUnavailable
+from .seal import Seal
 
 __all__ = ["Store", "TenantStore", "externalize", "internalize"]
 
@@ -32,6 +33,7 @@ __all__ = ["Store", "TenantStore", "externalize", "internalize"]
 FRESH: Final = 3600.0  # seconds
 IN_MEMORY: Final = 8 << 20  # bytes of an upload that are kept in memory; more goes through a temporary file
 CHUNK: Final = 1 << 20
+PLAIN: Final = Seal()
 # A put of these is atomic by itself; elsewhere a temporary name is moved to its place.
 ATOMIC: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "memory"})
 
@@ -171,17 +173,18 @@ def externalize(encoded: Encoded, *, tenant: str, store: Store, threshold: int) 
     """
     if len(encoded.data) <= threshold or encoded.encoding == ARTIFACT:
         return encoded
-    sha256, size = store.put(tenant, encoded.data, media_type="application/json")
-    reference = {"sha256": sha256, "size": size, "media_type": "application/json", "encoding": encoded.encoding}
+    media_type = "application/json" if encoded.encoding == JSON else "application/octet-stream"
+    sha256, size = store.put(tenant, encoded.data, media_type=media_type)
+    reference = {"sha256": sha256, "size": size, "media_type": media_type, "encoding": encoded.encoding}
     return Encoded(orjson.dumps(reference), ARTIFACT, encoded.digest)
 
 
-def internalize(data: bytes, encoding: str, *, tenant: str, store: Store) -> bytes:
-    """Return a stored value's bytes, read from the store and checked where the row holds a reference."""
-    if encoding != ARTIFACT:
-        return data
-    reference = orjson.loads(data)
-    return store.read(tenant, reference["sha256"], size=reference["size"])
+def internalize(data: bytes, encoding: str, *, tenant: str, store: Store, seal: Seal = PLAIN) -> bytes:
+    """Return a stored value's plain bytes, read from the store and checked where the row holds a reference."""
+    if encoding == ARTIFACT:
+        reference = orjson.loads(data)
+        data, encoding = store.read(tenant, reference["sha256"], size=reference["size"]), reference["encoding"]
+    return seal.open(data, encoding, tenant)
 
 
 def _protocols(files: Any) -> frozenset[str]:

@@ -1,4 +1,7 @@
-"""Stored data as plain JSON values for people and programs to read: whatever is stored, reading it never fails."""
+"""Stored data as plain JSON values for people and programs to read: whatever is stored, reading it never fails.
+
+And the text that a document is hashed by, as the ledger makes it.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ import math
 from decimal import Decimal
 from typing import Any
 
-from .codec import ARTIFACT, JSON
+from .codec import ARTIFACT, JSON, digest
 
-__all__ = ["dumps", "money", "parsed", "shown"]
+__all__ = ["dumps", "hashed", "money", "parsed", "shown"]
 
 
 def parsed(text: str | None) -> Any:
@@ -33,6 +36,28 @@ def shown(data: bytes | None, encoding: str | None) -> Any:
         except (ValueError, RecursionError):
             pass
     return {"encoding": encoding, "bytes": len(data)}
+
+
+def hashed(data: bytes) -> bytes:
+    """Give the hash that `enqueue_v1` makes of a JSON document: of jsonb's text, in which 1.0 and 10e-1 are 1."""
+    whole = json.loads(data, parse_int=Decimal, parse_float=Decimal)
+    return digest(_canonical(whole).encode(errors="surrogatepass"))
+
+
+def _canonical(value: Any) -> str:
+    match value:
+        case dict():
+            # jsonb's order: by length first.
+            ordered = sorted(value.items(), key=lambda item: (len(own := item[0].encode(errors="surrogatepass")), own))
+            return "{" + ", ".join(f"{_canonical(name)}: {_canonical(part)}" for name, part in ordered) + "}"
+        case list():
+            return "[" + ", ".join(_canonical(part) for part in value) + "]"
+        case Decimal():
+            text = format(value, "f")
+            text = text.rstrip("0").rstrip(".") if "." in text else text
+            return "0" if text == "-0" else text
+        case _:
+            return json.dumps(value, ensure_ascii=False)
 
 
 def money(amount: Decimal | float | None) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -17,7 +17,9 @@ import orjson
 from .codec import JSON, Encoded, input_hash
 from .connect import Connection
 from .diagnosis import Diagnosis
+from .document import hashed
 from .errors import IdempotencyConflict, SafepointError, UnknownFlow
+from .seal import Seal
 
 __all__ = [
     "STATEMENT", "Answer", "Request", "Verdict", "answers", "batches", "enqueue", "parameters", "place",
@@ -63,6 +65,18 @@ class Request:
     version: str | None = None
     versions: Mapping[str, str] | None = None
     terms: Mapping[str, object] = field(default_factory=dict)
+    hash: bytes | None = None  # None: the ledger makes it of the document
+
+    def sealed(self, seal: Seal) -> Request:
+        """Return the request with its input closed, under the hash that the ledger would have made of it."""
+        if not seal.is_configured:
+            return self
+        own = input_hash(self.input.data) if self._has_nul else hashed(self.input.data)
+        return replace(self, input=seal.close(self.input, str(self.terms["tenant"])), hash=own)
+
+    @property
+    def _has_nul(self) -> bool:
+        return b"\\u0000" in self.input.data and _NUL.search(self.input.data) is not None
 
     def facts(self, n: int) -> dict[str, object]:
         """Return the request as `enqueue_v1` reads it."""
@@ -74,16 +88,12 @@ class Request:
             "versions": self.versions,
             **self.terms,
         }
-        if self.input.encoding == JSON and not (b"\\u0000" in self.input.data and _NUL.search(self.input.data)):
+        if self.input.encoding == JSON and not self._has_nul:
             # No hash: the ledger makes it of the document, so that SQL and Python mean the same input.
             return {**facts, "input": orjson.Fragment(self.input.data)}
         raw = self.input.data
-        return {
-            **facts,
-            "input_base64": _base64(raw),
-            "encoding": self.input.encoding,
-            "hash": (input_hash(raw) if self.input.encoding == JSON else self.input.digest).hex(),
-        }
+        own = self.hash or (input_hash(raw) if self.input.encoding == JSON else self.input.digest)
+        return {**facts, "input_base64": _base64(raw), "encoding": self.input.encoding, "hash": own.hex()}
 
 
 def _base64(data: bytes) -> str:

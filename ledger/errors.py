@@ -53,6 +53,8 @@ __all__ = [
     "UnresolvedAnnotation",
     "ValueNotDecodable",
     "ValueNotEncodable",
+    "ValueNotOpened",
+    "ValueNotSealed",
     "ValueTooLarge",
     "WaitTimedOut",
     "WrongDatabase",
@@ -205,6 +207,16 @@ class ValueNotDecodable(SafepointError):
     """{path}: the stored value does not fit the declared type: {text}."""
 
     path: str
+    text: str
+
+
+class ValueNotOpened(ValueNotDecodable):
+    """The stored value cannot be opened: {text}."""
+
+
+class ValueNotSealed(SafepointError):
+    """The value cannot be sealed: {text}."""
+
     text: str
 
 

@@ -6,6 +6,7 @@ Any exception from a commit means *outcome unknown*: the identical call is sent 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -14,13 +15,15 @@ from ..config.crash import crash_point
 from ..config.settings import Settings
 from ..ledger import commit as commits
 from ..ledger import history
-from ..ledger.commit import Answer, Next, Result
+from ..ledger.commit import Answer, Ending, Next, Result
 from ..ledger.connect import Connection
+from ..ledger.errors import ConfigError, ValueNotSealed
 from .histories import Histories, record_of, run_info
 from .loan import Loan
+from .outcome import FlowError
 from .performance import Performance
 from .record import Record
-from .rows import ending_of, hold_of, row_of
+from .rows import ending_of, hold_of, row_of, sealed
 from .signals import masked
 from .turn import Turn
 
@@ -79,23 +82,37 @@ class Advance:
         """Feed the outcome, and commit it with all that follows."""
         driver = turn.replay.driver
         self._histories.feed(turn.replay, [self._tentative(turn, result, seq=state_version + 1)])
-        outcome = driver.outcome
         flow_notes = [{"type": "note", "data": dict(note)} for note in driver.take_notes()]
-        artifacts = list(turn.artifacts)
-        ending = self._performance.stored(
-            ending_of(outcome, last=turn.key), tenant=turn.claimed.run["tenant"], artifacts=artifacts
-        )
+        ending, asked, artifacts = self._stored(turn)
         return self._send(
             turn,
             result,
             connection=connection,
             advanced_from=state_version,
             ending=ending,
-            hold=hold_of(outcome, run_id=turn.run_id),
-            asked=[row_of(asked, run_id=turn.run_id) for asked in driver.take_new()],
+            hold=hold_of(driver.outcome, run_id=turn.run_id),
+            asked=asked,
             flow_notes=flow_notes,
             artifacts=artifacts,
         )
+
+    def _stored(self, turn: Turn) -> tuple[Ending | None, list[dict[str, Any]], list[dict[str, Any]]]:
+        """Give what the flow came to and what it asks for as the ledger stores them, and the artifacts they refer to;
+        a value that cannot be sealed holds the run, and nothing of it is stored in the open.
+        """
+        driver, tenant, artifacts = turn.replay.driver, turn.claimed.run["tenant"], list(turn.artifacts)
+        asked = [row_of(asked, run_id=turn.run_id) for asked in driver.take_new()]
+        try:
+            ending = self._performance.stored(
+                ending_of(driver.outcome, last=turn.key), tenant=tenant, artifacts=artifacts
+            )
+            if self._performance.seal.is_configured:
+                close = partial(self._performance.seal.close, tenant=tenant)
+                asked = [sealed(row, close=close) for row in asked]
+        except (ConfigError, ValueNotSealed) as error:
+            driver.outcome = FlowError(error, f"{turn.key}: what follows it: {error}")
+            return None, [], list(turn.artifacts)
+        return ending, asked, artifacts
 
     def _keep(self, turn: Turn, answer: Answer) -> None:
         """Keep the driver if the ledger has stored just what it was fed; only now, for until the ledger has answered

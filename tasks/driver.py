@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ..ledger.codec import JSON
-from ..ledger.errors import Cancelled, ForeignAwait, SafepointError, ValueNotDecodable
+from ..ledger.errors import Cancelled, ForeignAwait, SafepointError, ValueNotDecodable, ValueNotOpened
 from .awaited import Awaited, failure
 from .branch import Branch, Group
 from .ending import diverged, ending_of, returned, wrong_input
@@ -96,6 +96,9 @@ class Driver:
         self._started = True
         try:
             args, kwargs = self.flow.decode_input(self._load(self.run.input, self.run.encoding))
+        except ValueNotOpened as error:  # no fault of the input's: give the process its codec, and the run goes on
+            self.outcome = FlowError(error, f"{self.flow.name}: its input: {error}")
+            return
         except ValueNotDecodable as error:
             self.outcome = wrong_input(self.flow, error)
             return
@@ -221,7 +224,10 @@ class Driver:
     def _ask(self, branch: Branch, awaited: Awaited[object]) -> None:
         known = self.fresh.find(awaited, now=self.now)
         if known is not None:
-            self._turns.appendleft((branch, awaited.value(known, self._load), None))
+            try:
+                self._turns.appendleft((branch, awaited.value(known, self._load), None))
+            except ValueNotDecodable as wrong:  # as in _settle
+                self.outcome = FlowError(wrong, f"{known.key}: {wrong}")
             return
         group, bare = branch.group, branch.coroutine is awaited
         joins = group.name if group is not None and group.limit is None and bare else None

@@ -24,6 +24,7 @@ class Intake:
 
     def accept(self, made: Sequence[Request], connection: object = None) -> list[str]:
         """Accept them all or none; with `connection`, in the transaction that is open there."""
+        made = self._sealed(made)
         try:
             if connection is None:
                 return self._link.ask(lambda own: _accept(own, made))
@@ -42,6 +43,8 @@ class Intake:
         borrowed = borrow(connection, expected=self._link.place)
         if not borrowed.is_async:
             return self.accept(made, connection)
+        if self._link.seal.is_configured:
+            made = await asyncio.to_thread(self._sealed, made)
         try:
             return await self._aon(borrowed, made)
         except Exception as error:  # as above
@@ -49,6 +52,10 @@ class Intake:
             if explained is error:
                 raise
             raise explained from error
+
+    def _sealed(self, made: Sequence[Request]) -> Sequence[Request]:
+        seal = self._link.seal
+        return [one.sealed(seal) for one in made] if seal.is_configured else made
 
     def _on(self, borrowed: Borrowed, made: Sequence[Request]) -> list[str]:
         ledger, place, accepted = self._link.identity(), self._link.place, _Accepted()

@@ -23,6 +23,7 @@ from ..ledger.connect import Connection, connect
 from ..ledger.errors import ConfigError, LedgerUnavailable, Problem
 from ..ledger.listen import Listener
 from ..ledger.pool import Pool
+from ..ledger.seal import Seal
 
 __all__ = ["Link"]
 
@@ -54,6 +55,7 @@ class Link:
         self._opened: _Opened | None = None
         self._identity: str | None = None
         self._store: Store | None = None
+        self._seal: Seal | None = None
         self._closed = False
 
     @property
@@ -67,6 +69,13 @@ class Link:
         with self._lock:
             self._store = self._store or Store(self.settings.artifacts_url)
             return self._store
+
+    @property
+    def seal(self) -> Seal:
+        """What closes and opens values."""
+        with self._lock:
+            self._seal = self._seal or Seal.load(self.settings.values.codec)
+            return self._seal
 
     @property
     def listener(self) -> Listener:

@@ -14,11 +14,14 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, BinaryIO, TypeVar
 
+import orjson
+
 from ..config.settings import Settings
 from ..ledger import artifacts, once
 from ..ledger.codec import Encoded
 from ..ledger.commit import Ending
 from ..ledger.errors import ArtifactStoreUnavailable, BudgetExceeded, ValueTooLarge
+from ..ledger.seal import Seal
 from ..ledger.steps import Claimed
 from .artifact import Artifact, reading_from
 from .attempt import EventLoop, Raised, Returned, attempt
@@ -77,26 +80,36 @@ class _StepLedger:
     def once_get(self, name: str, /) -> Encoded | None:
         """Give the row of that name, if there is one."""
         claimed = self._claimed
-        return self._performance.loan.ask(
-            lambda connection: once.get(connection, claimed.run_id, claimed.key, name=name), starting=False
+        return self._opened(
+            self._performance.loan.ask(
+                lambda connection: once.get(connection, claimed.run_id, claimed.key, name=name), starting=False
+            )
         )
 
     def once_put(self, name: str, value: Encoded, /, *, tokens: int, usd: float) -> Encoded | None:
         """Write the row with what it has cost; None if it stands, else the row of whoever was first."""
         claimed = self._claimed
-        return self._performance.loan.ask(
-            lambda connection: once.put(
-                connection,
-                claimed.run_id,
-                claimed.key,
-                token=claimed.token,
-                name=name,
-                value=value,
-                tokens=tokens,
-                usd=Decimal(str(usd)),
-            ),
-            starting=False,
+        sealed = self._performance.seal.close(value, claimed.run["tenant"])  # once: a repeat sends the same bytes
+        return self._opened(
+            self._performance.loan.ask(
+                lambda connection: once.put(
+                    connection,
+                    claimed.run_id,
+                    claimed.key,
+                    token=claimed.token,
+                    name=name,
+                    value=sealed,
+                    tokens=tokens,
+                    usd=Decimal(str(usd)),
+                ),
+                starting=False,
+            )
         )
+
+    def _opened(self, found: Encoded | None) -> Encoded | None:
+        if found is None:
+            return None
+        return Encoded.of(self._performance.seal.open(found.data, found.encoding, self._claimed.run["tenant"]))
 
     def artifact_put(self, stream: BinaryIO, /, *, name: str | None, media_type: str) -> Artifact:
         """Store the stream."""
@@ -113,13 +126,16 @@ class Performance:
         self.settings = settings
         self.loan = loan
         self.store = artifacts.Store(settings.artifacts_url)
+        self.seal = Seal.load(settings.values.codec)
         self._loop = EventLoop()
 
     def loader(self, tenant: str) -> Load:
         """Return what reads values that are not in their row."""
 
         def load(data: bytes, encoding: str, /) -> bytes:
-            return _patiently(lambda: artifacts.internalize(data, encoding, tenant=tenant, store=self.store))
+            return _patiently(
+                lambda: artifacts.internalize(data, encoding, tenant=tenant, store=self.store, seal=self.seal)
+            )
 
         return load
 
@@ -204,11 +220,11 @@ class Performance:
         if len(encoded.data) > limit:
             raise ValueTooLarge(path="result", size=len(encoded.data), limit=limit)
         threshold = self.settings.values.artifact_threshold
-        stored = _patiently(
-            lambda: artifacts.externalize(encoded, tenant=tenant, store=self.store, threshold=threshold)
-        )
-        if stored is not encoded:
-            refs.append({"sha256": encoded.digest.hex(), "size": len(encoded.data), "media_type": "application/json"})
+        sealed = self.seal.close(encoded, tenant)
+        stored = _patiently(lambda: artifacts.externalize(sealed, tenant=tenant, store=self.store, threshold=threshold))
+        if stored is not sealed:
+            reference = orjson.loads(stored.data)
+            refs.append({name: reference[name] for name in ("sha256", "size", "media_type")})
         return stored
 
     # the vocabulary's word

@@ -5,16 +5,18 @@ Pure.
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID, uuid5
 
+from ..ledger.codec import Encoded
 from ..ledger.commit import Ending
 from ..ledger.key import Key
 from .awaited import Asked
 from .flow import ChildRun
 from .outcome import Continued, Diverged, Failed, FlowError, Outcome, Returned, WasCancelled
 
-__all__ = ["child_id", "ending_of", "hold_of", "row_of"]
+__all__ = ["child_id", "ending_of", "hold_of", "row_of", "sealed"]
 
 
 def child_id(run_id: UUID, key: Key) -> UUID:
@@ -54,6 +56,20 @@ def row_of(asked: Asked, *, run_id: UUID) -> dict[str, Any]:
     if reason := _reason(asked, run_id=run_id):
         row["reason"] = reason
     return row
+
+
+def sealed(row: dict[str, Any], *, close: Callable[[Encoded], Encoded]) -> dict[str, Any]:
+    """Return the row with the value that it carries closed."""
+    if "request" in row:
+        return row | _closed(row, "request", close=close)
+    if "child" in row:
+        return row | {"child": row["child"] | _closed(row["child"], "input", close=close)}
+    return row
+
+
+def _closed(facts: dict[str, Any], name: str, *, close: Callable[[Encoded], Encoded]) -> dict[str, str]:
+    closed = close(Encoded.of(base64.b64decode(facts[name]), encoding=facts["encoding"]))
+    return {name: _text(closed.data), "encoding": closed.encoding}
 
 
 def _child(asked: Asked, *, run_id: UUID) -> dict[str, Any]:

@@ -180,11 +180,13 @@ class Run(Generic[R_co]):
                 return self._decoded(found)
 
     def _decoded(self, found: Progress) -> R_co:
-        store = self._link.store
-        data = internalize(found.result or b"null", found.result_encoding or JSON, tenant=found.tenant, store=store)
+        store, seal, tenant = self._link.store, self._link.seal, found.tenant
+        data = internalize(
+            found.result or b"null", found.result_encoding or JSON, tenant=tenant, store=store, seal=seal
+        )
         flow = declared.find_flow(found.flow, found.version)
         codec: Codec[Any] = flow.result if flow is not None else Codec(Any, root="result")
-        with reading_from(TenantStore(store, found.tenant)):
+        with reading_from(TenantStore(store, tenant)):
             return cast("R_co", codec.decode(data))
 
     def _timed_out(self, found: Progress | None, timeout: float | None) -> TimeoutError:
@@ -301,6 +303,8 @@ class Run(Generic[R_co]):
             Refused: the run has ended.
         """
         payload = _encoded(value)
+        if self._link.seal.is_configured:
+            payload = self._link.seal.close(payload, self._progress(whole=False).tenant)
         own = dedupe or f"client:{uuid4()}"
 
         def ask(connection: Connection) -> str:
