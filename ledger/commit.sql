@@ -63,6 +63,15 @@ BEGIN
                 'error', p_error, 'late', CASE WHEN late THEN true END))));
     END IF;
     log := log || coalesce(p_notes, '[]');
+    -- An advance asks for all that the flow waits for: mended code may ask for more, and what has a row is asked for already. What was cancelled
+    -- when a reopened run had failed is asked for anew.
+    IF s.kind = 'advance' AND p_next IS NOT NULL THEN
+        DELETE FROM steps k USING jsonb_array_elements(p_next) AS e(v) WHERE k.run_id = p_run AND k.generation = r.generation AND k.status = 'cancelled'
+           AND k.path = v->>'path' AND k.step_id = v->>'step' AND k.iteration = (v->>'iteration')::integer;
+        p_next := (SELECT jsonb_agg(v ORDER BY o) FROM jsonb_array_elements(p_next) WITH ORDINALITY AS e(v, o) WHERE NOT EXISTS (
+            SELECT FROM steps k WHERE k.run_id = p_run AND k.generation = r.generation AND k.path = v->>'path' AND k.step_id = v->>'step'
+               AND k.iteration = (v->>'iteration')::integer));
+    END IF;
     IF NOT stopping AND p_next IS NOT NULL AND jsonb_array_length(p_next) > 0 THEN
         next_rows := insert_steps_v1(r.run_id, r.generation, r.tenant_id, p_next, p_grace, r.holds <> '{}' OR r.paused_at IS NOT NULL OR p_hold IS NOT NULL,
                                      s.cleanup, instant, r);

@@ -55,19 +55,21 @@ DECLARE
     r runs%ROWTYPE;
     instant timestamptz;
     fresh text;
+    mended boolean;
 BEGIN
     SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
     IF NOT FOUND THEN RETURN 'unknown'; END IF;
     instant := safepoint.now();
     IF r.finished_at IS NOT NULL OR r.status = 'cancelling' THEN RETURN r.status; END IF;
     IF r.paused_at IS NULL AND r.holds = '{}' THEN RETURN 'running'; END IF;
+    mended := r.holds ?| array['flow_error', 'diverged'];
     UPDATE runs SET updated_at = instant, paused_at = CASE WHEN p_code IS NULL OR p_code = 'paused' THEN NULL ELSE paused_at END,
            holds = CASE WHEN p_code IS NULL THEN '{}' ELSE holds - p_code END
      WHERE run_id = p_run RETURNING * INTO r;
     IF r.holds <> '{}' OR r.paused_at IS NOT NULL THEN RETURN refresh_v1(p_run); END IF;
     UPDATE steps SET status = 'ready', deaths = 0, reason = NULL, ready_at = instant, due_at = instant WHERE run_id = p_run AND status = 'held';
     PERFORM unpark_v1(p_run);
-    PERFORM advance_v1(p_run);
+    PERFORM advance_v1(p_run, mended);
     UPDATE runs SET status = 'running', reason = NULL WHERE run_id = p_run AND status IN ('held', 'waiting');
     PERFORM emit_v1(p_run, r.tenant_id, jsonb_build_array(jsonb_build_object('type', 'run.resumed', 'data', jsonb_build_object('by', p_by))));
     fresh := refresh_v1(p_run);
@@ -75,8 +77,8 @@ BEGIN
     RETURN fresh;
 END $$;
 
--- P10: a live run with nothing open gets an advance of its own; also after a hold whose advance was not committed.
-CREATE FUNCTION safepoint.advance_v1(p_run uuid) RETURNS boolean LANGUAGE plpgsql
+-- P10: a live run with nothing open gets an advance of its own; `p_anyway` also one that has open steps: mended code may ask for more than they.
+CREATE FUNCTION safepoint.advance_v1(p_run uuid, p_anyway boolean DEFAULT false) RETURNS boolean LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
     r runs%ROWTYPE;
@@ -84,7 +86,7 @@ DECLARE
 BEGIN
     SELECT * INTO r FROM runs WHERE run_id = p_run;
     IF r.finished_at IS NOT NULL OR r.ending IS NOT NULL
-       OR EXISTS (SELECT FROM steps WHERE run_id = p_run AND status IN ('ready', 'running', 'waiting', 'held')) THEN
+       OR EXISTS (SELECT FROM steps WHERE run_id = p_run AND status IN ('ready', 'running', 'waiting', 'held') AND (kind = 'advance' OR NOT p_anyway)) THEN
         RETURN false;
     END IF;
     INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, kind, name, status, lane, home_lane, due_at, ready_at, cleanup, created_at)

@@ -68,6 +68,17 @@ async def parent() -> int:
     return first + second
 
 
+mended: list[bool] = []
+
+
+@flow(name="exec_mended", version="1")
+async def breaks_until_mended() -> int:
+    first, second = await gather(count(1), count(2))
+    if not mended:
+        raise KeyError("a bug")
+    return first + second + sum(await gather(count(3), count(4)))
+
+
 @pytest.fixture
 def verbs(crowd: Callable[[], Verbs]) -> Verbs:
     return crowd()
@@ -90,6 +101,22 @@ def test_a_value_that_both_the_step_and_the_flow_return_is_one_artifact(
 
     assert verbs.run(run)["status"] == "succeeded"
     assert verbs.value("SELECT count(*) FROM safepoint.artifacts") == 1
+
+
+def test_mended_code_goes_on_from_the_last_step_and_asks_for_more(
+    shop: Workshop, verbs: Verbs, crowded_ledger_url: str
+) -> None:
+    mended.clear()
+    run = verbs.enqueue(flow="exec_mended")
+    shop.work(crowded_ledger_url)
+    assert verbs.run(run)["reason"]["code"] == "flow_error"
+
+    mended.append(True)
+    verbs.resume(run)
+    shop.work(crowded_ledger_url)
+
+    assert verbs.run(run)["status"] == "succeeded"
+    assert sorted(calls) == ["count 1", "count 2", "count 3", "count 4"]
 
 
 # P8: the ledger is another one.
