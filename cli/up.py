@@ -12,12 +12,14 @@ from urllib.parse import urlsplit, urlunsplit
 
 import typer
 
-from .children import Children, Plan
+from .children import Child, Children, Plan
 from .options import Log, use_log
 
 if TYPE_CHECKING:
     from ..config.resolve import Endpoints
     from ..config.settings import Settings
+
+WRONG_USAGE = 2
 
 __all__ = ["plans", "safe_url", "up"]
 
@@ -54,6 +56,8 @@ def up(
     finally:
         _tell("stopping the embedded servers" if ends.embedded else "all children have ended")
         ends.close()
+    if wish.hopeless:
+        raise typer.Exit(WRONG_USAGE)
 
 
 @dataclass(slots=True)
@@ -61,6 +65,12 @@ class Wish:
     """What the signals have asked for: to end, and to end at once."""
 
     signals: int = 0
+    hopeless: str | None = None  # the child that cannot work as it is configured
+
+    def give_up(self, child: Child, code: int) -> None:
+        """End all when a child refuses its configuration at its first start: another start changes nothing."""
+        if code == WRONG_USAGE and child.starts == 1:
+            self.hopeless = child.plan.name
 
     def listen(self) -> None:
         """Turn SIGINT, SIGTERM and SIGHUP into a wish."""
@@ -73,7 +83,7 @@ class Wish:
     @property
     def is_over(self) -> bool:
         """Whether all is to end."""
-        return self.signals > 0
+        return self.signals > 0 or self.hopeless is not None
 
     def is_urgent(self) -> bool:
         """Whether somebody has asked twice."""
@@ -133,13 +143,16 @@ def _announce(here: Settings, ends: Endpoints, planned: list[Plan], *, schema: s
 
 
 def _run(planned: list[Plan], wish: Wish, ends: Endpoints, *, json: bool) -> None:
-    children = Children(planned, tell=_tell, write=_write_as_is if json else _write_with_name)
+    write = _write_as_is if json else _write_with_name
+    children = Children(planned, tell=_tell, write=write, died=wish.give_up)
     try:
         children.start()
         while not wish.is_over:
             children.tend()
             for server in ends.embedded.mend() if ends.embedded else ():
                 _tell(f"the embedded {server} had ended; it was started again")
+        if wish.hopeless:
+            _tell(f"{wish.hopeless} cannot work as it is configured: see what it said, mend it, and start again")
         _tell("ending: workers finish the steps that they execute; once more ends at once")
     finally:
         children.stop(hurry=wish.is_urgent)

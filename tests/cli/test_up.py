@@ -81,11 +81,11 @@ def start() -> Iterator[Callable[..., Up]]:
     folder.chmod(0o711)
     begun: list[Up] = []
 
-    def begin(*options: str) -> Up:
+    def begin(*options: str, flows: str = "replayable") -> Up:
         flower = free_port()
         clean = {name: value for name, value in os.environ.items() if not name.startswith("SAFEPOINT_")}
         paths = [str(SUPPORT), os.environ.get("PYTHONPATH", "")]
-        env = {**clean, "SAFEPOINT_HOME": str(folder / "home"), "SAFEPOINT_FLOWS": "replayable"}
+        env = {**clean, "SAFEPOINT_HOME": str(folder / "home"), "SAFEPOINT_FLOWS": flows}
         env |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "SAFEPOINT_FLOWER__PORT": str(flower)}
         log = folder / "log"
         with log.open("wb") as file:
@@ -179,6 +179,15 @@ def test_every_line_is_json_when_that_is_asked_for(start: Callable[..., Up], eve
     lines = [json.loads(line) for line in up.says().splitlines()]
 
     assert {"up", "worker-1", "control", "relay"} <= {line["process"] for line in lines if "process" in line}
+
+
+def test_a_flow_module_that_is_not_there_ends_all_and_is_named(start: Callable[..., Up]) -> None:
+    up = start("--no-flower", flows="no_such_module")
+
+    assert up.process.wait(120) == 2
+    assert "no_such_module cannot be imported" in up.says()
+    assert "cannot work as it is configured" in up.says()
+    assert mentioning(str(up.home)) == []
 
 
 def test_urls_are_shown_without_passwords() -> None:
