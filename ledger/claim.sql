@@ -46,10 +46,13 @@ BEGIN
     ELSIF r.deadline <= instant AND NOT s.cleanup THEN no := 'deadline';
     ELSIF n.node_id IS NULL OR n.draining OR n.stopped_at IS NOT NULL THEN no := 'draining';
     ELSIF NOT (r.flow || '@' || r.workflow_version = ANY (n.flows)) THEN no := 'version';
+    -- P23: what was there when processes died, twice, with others beside it runs alone; then its death is its own, and no innocent's.
+    ELSIF n.alone IS NOT NULL AND EXISTS (SELECT FROM steps x WHERE x.owner = p_node AND x.claim_token = n.alone AND x.status = 'running') THEN no := 'alone';
+    ELSIF s.shared_deaths >= 2 AND EXISTS (SELECT FROM steps x WHERE x.owner = p_node AND x.status = 'running') THEN no := 'alone';
     END IF;
     IF no IS NOT NULL THEN
         -- P14: a refusal never moves due_at later; one that only this node gives sends the step on its way again.
-        IF no IN ('draining', 'version') THEN
+        IF no IN ('draining', 'version', 'alone') THEN
             UPDATE steps SET due_at = least(due_at, instant), dispatched_at = NULL WHERE run_id = p_run AND generation = p_generation
                 AND path = p_path AND step_id = p_step AND iteration = p_iteration AND status = 'ready';
         END IF;
@@ -62,6 +65,7 @@ BEGIN
                expires_at = instant + make_interval(secs => p_timeout), first_claimed_at = coalesce(s.first_claimed_at, instant)
          WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration
          RETURNING epoch, first_claimed_at INTO s.epoch, s.first_claimed_at;
+        IF s.shared_deaths >= 2 THEN UPDATE nodes SET alone = p_token WHERE node_id = p_node; END IF;
         IF r.status = 'waiting' THEN
             UPDATE runs SET status = 'running', reason = NULL, updated_at = instant WHERE run_id = p_run;
         END IF;
@@ -74,7 +78,7 @@ BEGIN
     seen := CASE WHEN p_era = r.attempt || '.' || r.generation THEN p_seen ELSE -1 END;
     run := jsonb_build_object('tenant', r.tenant_id, 'flow', r.flow, 'version', r.workflow_version, 'deadline', r.deadline,
         'budget', r.budget, 'spent_tokens', r.spent_tokens, 'spent_usd', r.spent_usd, 'spent_retries', r.spent_retries,
-        'versions', r.versions, 'tags', r.tags, 'created_at', r.created_at, 'cancel_at', r.cancel_at, 'conversation', r.conversation_id);
+        'versions', r.versions, 'tags', r.tags, 'created_at', r.created_at, 'cancel_at', r.cancel_at, 'conversation', r.conversation_id, 'alone', s.shared_deaths >= 2);
     IF seen < 0 THEN run_input := r.input; run_input_encoding := r.input_encoding; END IF;
     SELECT array_agg(h.commit_seq ORDER BY h.commit_seq), array_agg(h.path ORDER BY h.commit_seq), array_agg(h.step_id ORDER BY h.commit_seq),
            array_agg(h.iteration ORDER BY h.commit_seq), array_agg(h.kind ORDER BY h.commit_seq), array_agg(h.status ORDER BY h.commit_seq),

@@ -66,8 +66,12 @@ BEGIN
     UPDATE runs SET updated_at = instant, paused_at = CASE WHEN p_code IS NULL OR p_code = 'paused' THEN NULL ELSE paused_at END,
            holds = CASE WHEN p_code IS NULL THEN '{}' ELSE holds - p_code END
      WHERE run_id = p_run RETURNING * INTO r;
-    IF r.holds <> '{}' OR r.paused_at IS NOT NULL THEN RETURN refresh_v1(p_run); END IF;
-    UPDATE steps SET status = 'ready', deaths = 0, reason = NULL, ready_at = instant, due_at = instant WHERE run_id = p_run AND status = 'held';
+    IF r.holds <> '{}' OR r.paused_at IS NOT NULL THEN
+        -- Who lifts the last reason does not know any more that this one stood.
+        IF mended AND NOT r.holds ?| array['flow_error', 'diverged'] THEN PERFORM advance_v1(p_run, true); END IF;
+        RETURN refresh_v1(p_run);
+    END IF;
+    UPDATE steps SET status = 'ready', deaths = 0, shared_deaths = 0, reason = NULL, ready_at = instant, due_at = instant WHERE run_id = p_run AND status = 'held';
     PERFORM unpark_v1(p_run);
     PERFORM advance_v1(p_run, mended);
     UPDATE runs SET status = 'running', reason = NULL WHERE run_id = p_run AND status IN ('held', 'waiting');
@@ -90,8 +94,8 @@ BEGIN
         RETURN false;
     END IF;
     INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, kind, name, status, lane, home_lane, due_at, ready_at, cleanup, created_at)
-        SELECT p_run, r.generation, '', '@advance', 1 + count(*), r.tenant_id, 'advance', r.flow, 'ready', 'online', 'online', instant, instant,
-               r.cancel_at IS NOT NULL, instant
+        SELECT p_run, r.generation, '', '@advance', 1 + count(*), r.tenant_id, 'advance', r.flow, 'ready', 'online', 'online',
+               CASE WHEN r.holds <> '{}' OR r.paused_at IS NOT NULL THEN 'infinity' ELSE instant END, instant, r.cancel_at IS NOT NULL, instant
           FROM steps WHERE run_id = p_run AND generation = r.generation AND path = '' AND step_id = '@advance';
     RETURN true;
 END $$;

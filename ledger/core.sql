@@ -109,6 +109,7 @@ CREATE TABLE safepoint.steps (
     attempt         integer NOT NULL DEFAULT 1,
     recoveries      integer NOT NULL DEFAULT 0,
     deaths          integer NOT NULL DEFAULT 0,
+    shared_deaths   integer NOT NULL DEFAULT 0,
     pending_error   jsonb,
     cleanup         boolean NOT NULL DEFAULT false,
     joins           text,
@@ -278,6 +279,7 @@ CREATE TABLE safepoint.nodes (
     previous_active uuid[] NOT NULL DEFAULT '{}',
     marks          jsonb NOT NULL DEFAULT '{}',
     draining       boolean NOT NULL DEFAULT false,
+    alone          uuid,
     stopped_at     timestamptz
 );
 CREATE INDEX nodes_live ON safepoint.nodes (lease_until) WHERE stopped_at IS NULL;

@@ -90,6 +90,7 @@ BEGIN
            lane = CASE p_cause WHEN 'released' THEN s.home_lane ELSE p_lane END,
            due_at = CASE WHEN parked OR poison THEN 'infinity'::timestamptz ELSE instant END,
            recoveries = s.recoveries + (p_cause NOT IN ('released', 'timeout'))::integer, deaths = s.deaths + p_deadly::integer,
+           shared_deaths = s.shared_deaths + (p_cause = 'node' AND NOT p_deadly)::integer,
            pending_error = CASE p_cause WHEN 'timeout' THEN jsonb_build_object('type', 'StepTimeout', 'message', 'the attempt ran past its timeout') ELSE s.pending_error END,
            reason = CASE WHEN poison THEN jsonb_build_object('code', 'poison', 'since', instant, 'text', 'its worker died under it ' || (s.deaths + 1) || ' times') END
      WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;

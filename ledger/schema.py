@@ -149,6 +149,7 @@ steps = Table(
     _may("owner", Text), _may("owner_pid", Integer), _may("owner_pid_start", BigInteger),
     _may("claimed_at", _INSTANT), _may("expires_at", _INSTANT),
     _must("attempt", Integer, 1), _must("recoveries", Integer, 0), _must("deaths", Integer, 0),
+    _must("shared_deaths", Integer, 0),
     _may("pending_error", JSONB),
     _must("cleanup", Boolean, "false"), _may("joins", Text),
     _may("input", LargeBinary), _may("input_encoding", Text), _may("input_hash", LargeBinary),
@@ -287,7 +288,7 @@ nodes = Table(
     _must("started_at", _INSTANT),
     _must("beat_at", _INSTANT), _may("previous_beat_at", _INSTANT), _must("lease_until", _INSTANT),
     _must("active", ARRAY(Uuid), "'{}'"), _must("previous_active", ARRAY(Uuid), "'{}'"), _must("marks", JSONB, "'{}'"),
-    _must("draining", Boolean, "false"), _may("stopped_at", _INSTANT),
+    _must("draining", Boolean, "false"), _may("alone", Uuid), _may("stopped_at", _INSTANT),
 )  # fmt: skip
 Index("nodes_live", nodes.c.lease_until, postgresql_where=text("stopped_at IS NULL"))
 

@@ -21,8 +21,9 @@ from uuid import UUID
 
 __all__ = ["Board", "Executing", "process_start"]
 
-# last good beat (monotonic s), when draining began, draining, the ledger's incarnation (low 64 bits)
-_HEAD = struct.Struct("=ddBxxxxxxxQ")
+# last good beat (monotonic s), when draining began, draining, the ledger's incarnation (low 64 bits), 1 + the slot
+# whose step runs alone
+_HEAD = struct.Struct("=ddBxxxxxxxQq")
 _MARK = struct.Struct("=dd")  # last claim (s since the epoch, the ledger's clock), newest dispatch among the claimed
 _SLOT = struct.Struct("=16sqqd")  # claim token, pid, the process's start time, since when (monotonic s)
 _EMPTY = b"\0" * 16
@@ -94,6 +95,27 @@ class Board:
         """Return the seconds since the last good beat."""
         return time.monotonic() - float(_HEAD.unpack_from(self._memory, 0)[0])
 
+    # A step that runs alone (P23).
+
+    def reserve(self, slot: int) -> bool:
+        """Ask that nothing else starts on this node; whether this slot has it."""
+        if not self._reserved:
+            struct.pack_into("=q", self._memory, 32, slot + 1)
+        return self._reserved == slot + 1
+
+    def free(self, slot: int) -> None:
+        """Let others start again."""
+        if self._reserved == slot + 1:
+            struct.pack_into("=q", self._memory, 32, 0)
+
+    def is_reserved_from(self, slot: int) -> bool:
+        """Whether another slot's step runs alone, or is about to."""
+        return self._reserved not in {0, slot + 1}
+
+    @property
+    def _reserved(self) -> int:
+        return int(_HEAD.unpack_from(self._memory, 0)[4])
+
     def mark(self, lane: str, *, claimed: float, dispatched: float) -> None:
         """Remember a claim of a lane: what a lane has overtaken tells the relay what it has lost (P11)."""
         if lane not in self.lanes:
@@ -151,6 +173,7 @@ class Board:
         """Empty the slot of a dead process, unless another one lives there already."""
         if self._read(slot).pid == pid:
             self._write(slot, _EMPTY, 0, 0)
+            self.free(slot)
 
     def read(self) -> list[Executing]:
         """Return every slot with a process."""

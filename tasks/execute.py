@@ -46,6 +46,9 @@ log = structlog.get_logger("safepoint.execute")
 T = TypeVar("T")
 STORE_PAUSE = 5.0  # seconds until a step whose values cannot be read is tried again
 KIND_TIMEOUT = 60.0  # seconds for a step that executes nothing
+ALONE = NotYours("alone")  # this step, or one that runs here, must have the node for itself (P23)
+ALONE_PATIENCE = 10.0  # seconds until the row is left to another node
+ALONE_PAUSE = 0.2
 EXECUTED = frozenset({"step", "effect"})
 
 
@@ -99,25 +102,31 @@ class Executor:
         # The claim itself takes its own row out of dispatch.
         settle = [row for row in self.loan.take_published() if (row.run_id, row.key) != (run_id, key)]
         began = time.monotonic()
-        try:
-            answer = self._asked(
-                lambda connection: steps.claim(
-                    connection,
-                    run_id,
-                    key,
-                    lane=lane,
-                    claimer=self.loan.claimer(),
-                    token=token,
-                    timeout=timeout,
-                    seen=replay.seen if replay else -1,
-                    era=replay.era if replay else "",
-                    settle=settle,
-                ),
-                starting=True,
+
+        def claim(connection: Connection) -> Claimed | NotYours:
+            return steps.claim(
+                connection,
+                run_id,
+                key,
+                lane=lane,
+                claimer=self.loan.claimer(),
+                token=token,
+                timeout=timeout,
+                seen=replay.seen if replay else -1,
+                era=replay.era if replay else "",
+                settle=settle,
             )
+
+        try:
+            answer = self._asked(claim, starting=True)
+            while answer == ALONE and self.loan.reserve() and time.monotonic() < began + ALONE_PATIENCE:
+                time.sleep(ALONE_PAUSE)  # what else runs here ends, and nothing new starts
+                answer = self._asked(claim, starting=True)
         except Shutdown:
             self.loan.published(settle)
             raise
+        if not (isinstance(answer, Claimed) and answer.run["alone"] and self.loan.reserve()):
+            self.loan.unreserve()
         if isinstance(answer, NotYours):
             if replay is not None:
                 self._histories.keep(run_id, replay)

@@ -40,6 +40,7 @@ class _Mine(threading.local):
     connection: Connection | None = None
     pid: int = 0
     published: list[Settled] | None = None
+    slot: int = 0
 
 
 class Loan:
@@ -63,12 +64,22 @@ class Loan:
     @contextlib.contextmanager
     def slot(self, token: UUID) -> Iterator[None]:
         """Name a claim to the node's beats for as long as the block runs."""
-        if self._slot is not None:
-            with self.board.executing(self._slot, token):
+        with contextlib.ExitStack() as stack:
+            slot = self._slot if self._slot is not None else stack.enter_context(self.board.borrowed())
+            stack.enter_context(self.board.executing(slot, token))
+            self._mine.slot = slot
+            try:
                 yield
-            return
-        with self.board.borrowed() as slot, self.board.executing(slot, token):
-            yield
+            finally:
+                self.board.free(slot)
+
+    def reserve(self) -> bool:
+        """Ask, until the slot is given back, that nothing else starts on this node (P23); whether that is granted."""
+        return self.board.reserve(self._mine.slot)
+
+    def unreserve(self) -> None:
+        """Let others start again."""
+        self.board.free(self._mine.slot)
 
     def claimer(self) -> Claimer:
         """Say who claims: the node and this process."""
@@ -130,10 +141,14 @@ class Loan:
         """Start nothing while two thirds of a lease have gone by without a beat: others may take us for dead soon."""
         if self.board.draining:
             raise Shutdown
-        while self.board.since_beat() > self.settings.worker.lease * 2 / 3:
+        while self._must_wait():
             if self.board.draining:
                 raise Shutdown
             time.sleep(0.1)
+
+    def _must_wait(self) -> bool:
+        beatless = self.board.since_beat() > self.settings.worker.lease * 2 / 3
+        return beatless or self.board.is_reserved_from(self._mine.slot)
 
     def connection(self) -> Connection:
         """Return this thread's connection."""
