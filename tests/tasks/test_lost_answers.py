@@ -11,61 +11,12 @@ from uuid import UUID
 import pytest
 from ledger_proxy import LedgerProxy
 from ledger_verbs import START, Verbs, key
-from safepoint import flow, gather, step
 from safepoint.ledger.steps import Cause, Loss, lose
 from safepoint.tasks.loan import Shutdown
-from tenacity import stop_after_attempt, wait_none
+from two_steps import between, calls
 from workshop import Workshop, settings_of
 
 ONE, TWO = key("lost_one#1"), key("lost_two#1")
-calls: list[str] = []
-between: list[Callable[[], object]] = []  # what happens while the step runs: after its claim, before its commit
-
-
-class OnceError(Exception):
-    pass
-
-
-@step(name="lost_one")
-def one() -> int:
-    calls.append("one")
-    while between:
-        between.pop()()
-    return 1
-
-
-@step(name="lost_two")
-def two(before: int) -> int:
-    calls.append("two")
-    return before + 1
-
-
-@step(name="lost_flaky", wait=wait_none(), stop=stop_after_attempt(3))
-def flaky() -> int:
-    calls.append("flaky")
-    if calls.count("flaky") == 1:
-        raise OnceError
-    return 1
-
-
-@flow(name="lost_line", version="1")
-async def line() -> int:
-    return await two(await one())
-
-
-@flow(name="lost_pair", version="1")
-async def pair() -> int:
-    first, second = await gather(both(1), both(2))
-    return first + second
-
-
-async def both(n: int) -> int:
-    return n + await two(await one())
-
-
-@flow(name="lost_retried", version="1")
-async def retried() -> int:
-    return await flaky()
 
 
 @pytest.fixture

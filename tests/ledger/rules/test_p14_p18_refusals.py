@@ -101,7 +101,7 @@ def test_p14_what_only_this_node_refuses_is_sent_to_another_one(verbs: Verbs, cl
 @pytest.mark.parametrize("stop", ["pause", "hold"])
 def test_p14_while_a_run_is_stopped_nothing_of_it_is_sent(verbs: Verbs, clock: Clock, stop: str) -> None:
     run = verbs.begun(ask("a#1"), ask("go#1", "signal"), ask("nap#1", "timer", delay=1.0))
-    verbs.pause(run) if stop == "pause" else verbs.hold(run, "diverged")
+    verbs.pause(run) if stop == "pause" else verbs.hold(run, "budget")
     verbs.signal(run)
     clock.forward(2)
     verbs.chores()
