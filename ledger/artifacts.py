@@ -223,11 +223,19 @@ def _pour(stream: IO[bytes], target: Any) -> None:
     target.close()
 
 
+def _make_folder(folder: Path) -> None:
+    """Make a folder, and those that lead to it, for this user alone; those that are there stay as they are."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def _write_locally(path: Path, stream: IO[bytes]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
-        with temporary.open("wb") as target:
+        # Results may be anything: for this user alone.
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as target:
             while chunk := stream.read(CHUNK):
                 target.write(chunk)
             target.flush()

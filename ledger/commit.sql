@@ -80,6 +80,11 @@ BEGIN
                         'data', jsonb_build_object('kind', x->>'kind', 'lane', x->>'lane')) ORDER BY o), '[]') FROM jsonb_array_elements(p_next) WITH ORDINALITY AS e(x, o));
         SELECT bool_and(x->>'status' = 'waiting') INTO wait FROM jsonb_array_elements(next_rows) AS x;
     END IF;
+    -- A key names a step within its generation only.
+    IF p_generation > 1 THEN
+        log := (SELECT coalesce(jsonb_agg(CASE WHEN v->>'key' IS NULL THEN v ELSE jsonb_set(v, '{data,generation}', to_jsonb(p_generation)) END ORDER BY o), '[]')
+                  FROM jsonb_array_elements(log) WITH ORDINALITY AS e(v, o));
+    END IF;
     UPDATE runs SET state_version = r.state_version + 1, holds = r.holds, updated_at = instant, event_seq = event_seq + jsonb_array_length(log),
            completed_steps = completed_steps + (s.kind IN ('step', 'effect') AND p_status = 'succeeded')::integer,
            spent_tokens = spent_tokens + p_tokens, spent_usd = spent_usd + p_usd,
@@ -267,9 +272,9 @@ BEGIN
      WHERE run_id = p_run;
     PERFORM emit_v1(p_run, r.tenant_id, jsonb_build_array(
         jsonb_build_object('type', 'step.started', 'key', key_v1(p_path, p_step, p_iteration), 'data', jsonb_build_object(
-            'at', s.claimed_at, 'epoch', s.epoch, 'attempt', s.attempt, 'node', coalesce(s.owner, p_node))),
+            'at', s.claimed_at, 'epoch', s.epoch, 'attempt', s.attempt, 'node', coalesce(s.owner, p_node)) || CASE WHEN p_generation > 1 THEN jsonb_build_object('generation', p_generation) ELSE '{}' END),
         jsonb_build_object('type', 'step.retried', 'key', key_v1(p_path, p_step, p_iteration), 'data', jsonb_build_object(
-            'attempt', s.attempt, 'error', p_error, 'ready_at', instant + make_interval(secs => p_delay)))) || coalesce(p_notes, '[]'));
+            'attempt', s.attempt, 'error', p_error, 'ready_at', instant + make_interval(secs => p_delay)) || CASE WHEN p_generation > 1 THEN jsonb_build_object('generation', p_generation) ELSE '{}' END)) || coalesce(p_notes, '[]'));
     IF r.ending IS NOT NULL OR r.cancel_at IS NOT NULL AND NOT s.cleanup OR r.deadline <= instant AND NOT s.cleanup THEN
         UPDATE steps SET status = 'cancelled', due_at = NULL, reason = NULL WHERE run_id = p_run AND generation = p_generation
             AND path = p_path AND step_id = p_step AND iteration = p_iteration;
@@ -301,7 +306,7 @@ BEGIN
            due_at = CASE WHEN r.holds <> '{}' OR r.paused_at IS NOT NULL THEN 'infinity' ELSE instant + make_interval(secs => p_delay) END
      WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;
     PERFORM emit_v1(p_run, r.tenant_id, jsonb_build_array(jsonb_build_object('type', 'step.lost', 'key', key_v1(p_path, p_step, p_iteration),
-        'data', jsonb_build_object('cause', p_why, 'epoch', s.epoch, 'node', s.owner))));
+        'data', jsonb_build_object('cause', p_why, 'epoch', s.epoch, 'node', s.owner) || CASE WHEN p_generation > 1 THEN jsonb_build_object('generation', p_generation) ELSE '{}' END)));
     IF p_hold IS NOT NULL THEN
         PERFORM hold_v1(p_run, p_hold->>'code', p_hold->>'text', p_hold->>'next', p_hold->'detail');
     END IF;

@@ -97,7 +97,7 @@ BEGIN
     UPDATE effects SET status = 'unknown', version = version + 1 WHERE run_id = p_run AND generation = p_generation AND path = p_path
         AND step_id = p_step AND iteration = p_iteration AND status = 'executing';
     PERFORM emit_v1(p_run, r.tenant_id, jsonb_build_array(jsonb_build_object('type', 'step.lost', 'key', key_v1(p_path, p_step, p_iteration),
-        'data', jsonb_strip_nulls(jsonb_build_object('cause', p_cause, 'epoch', s.epoch, 'node', s.owner, 'at', s.claimed_at, 'evidence', p_evidence)))));
+        'data', jsonb_strip_nulls(jsonb_build_object('generation', nullif(p_generation, 1), 'cause', p_cause, 'epoch', s.epoch, 'node', s.owner, 'at', s.claimed_at, 'evidence', p_evidence)))));
     IF r.ending IS NOT NULL OR r.cancel_at IS NOT NULL AND NOT s.cleanup THEN
         UPDATE steps SET status = 'cancelled', claim_token = NULL, due_at = NULL, reason = NULL WHERE run_id = p_run AND generation = p_generation
             AND path = p_path AND step_id = p_step AND iteration = p_iteration;

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from servers import drop_database
 
 Run = Callable[..., Any]
 
@@ -22,7 +23,7 @@ def empty(postgres_url: str, clean: pytest.MonkeyPatch) -> Iterator[str]:
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]  # our own name
         yield url
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]  # as above
+        drop_database(connection, name)
 
 
 def test_upgrade_makes_a_ledger_once(empty: str, run: Run) -> None:

@@ -189,3 +189,13 @@ def test_one_tenants_part_is_opened_by_digest_alone(store: Store):
 
     with TenantStore(store, "acme").open(DIGEST) as stream:
         assert stream.read() == DATA
+
+
+def test_what_is_stored_in_a_folder_is_for_its_user_alone(tmp_path: Path) -> None:
+    store = Store(f"file://{tmp_path / 'artifacts'}")
+
+    sha256, _ = store.put("acme", b"a result")
+
+    found = [tmp_path / "artifacts", *(tmp_path / "artifacts").rglob("*")]
+    assert {path.stat().st_mode & 0o077 for path in found} == {0}
+    assert store.read("acme", sha256) == b"a result"

@@ -11,6 +11,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from safepoint.ledger.schema import METADATA
 from safepoint.ledger.upgrade import REVISIONS
+from servers import drop_database
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.pool import NullPool
 
@@ -40,7 +41,7 @@ def connections(postgres_url: str, ledger_url: str) -> Iterator[tuple[Connection
             second.execute(text("CREATE SCHEMA safepoint"))
             METADATA.create_all(second)
             yield first, second
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]  # as above
+        drop_database(connection, name)
 
 
 def rows(connection: Connection, query: str) -> set[str]:

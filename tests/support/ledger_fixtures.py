@@ -13,6 +13,7 @@ import pytest
 from ledger_clock import Clock
 from ledger_verbs import Verbs
 from safepoint.ledger.connect import Connection, connect
+from servers import drop_database
 
 __all__ = [
     "Crowd",
@@ -34,7 +35,7 @@ def _make(postgres_url: str, template: str) -> Iterator[str]:
         url = urlunsplit(urlsplit(postgres_url)._replace(path="/" + name))
         wipe(url)
         yield url
-        server.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]  # as above
+        drop_database(server, name)
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from safepoint.config.settings import Settings, load
 from safepoint.ledger import control
 from safepoint.ledger.connect import connect
 from safepoint.ledger.errors import IdempotencyConflict, UnknownFlow, WrongDatabase
+from servers import drop_database
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
@@ -218,7 +219,7 @@ def other_ledger(postgres_url: str, ledger_url: str, template: str) -> Iterator[
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")  # type: ignore[arg-type]  # our own names
         yield ledger_url.rpartition("/")[0] + f"/{name}"
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]  # as above
+        drop_database(connection, name)
 
 
 def test_another_ledger_is_the_wrong_database(client: Client, app_url: str, other_ledger: str):
