@@ -153,7 +153,8 @@ def test_p29_mended_code_is_asked_in_whatever_order_the_reasons_are_lifted(
     verbs: Verbs, order: tuple[str | None, ...]
 ) -> None:
     run = verbs.begun(ask("a#1"), ask("b#1"))
-    verbs.done(run, A, hold={"code": "flow_error", "text": "a bug", "next": "mend it"})  # what follows was not asked for
+    # What follows was not asked for.
+    verbs.done(run, A, hold={"code": "flow_error", "text": "a bug", "next": "mend it"})
     verbs.pause(run)
 
     for code in order:
