@@ -119,10 +119,8 @@ class Servers:
         self._execute(f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE}")
         yield self._database(name)
         # Not WITH (FORCE): that is refused while autovacuum is in it, which plain DROP sends away by itself.
-        self._execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-            f" WHERE datname = '{name}' AND usename = current_user"  # noqa: S608  # a name of our own making
-        )
+        ours = f"datname = '{name}' AND usename = current_user"
+        self._execute(f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE {ours}")  # noqa: S608  # our own name
         self._execute(f"DROP DATABASE {name}")
 
     def broker(self) -> str:
