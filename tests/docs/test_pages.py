@@ -96,3 +96,10 @@ def test_links_in_the_pages_lead_somewhere(page: Path) -> None:
 def test_pages_name_no_path_of_a_machine(page: Path) -> None:
     assert re.findall(r"(?<![\w.])/(?:tmp|root|home|work|Users)/\S*", page.read_text()) == []
     assert str(Path.cwd()) not in page.read_text()
+
+
+def test_the_tests_that_show_a_requirement_exist() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "requirements.md").read_text()))
+    files = (ROOT / "tests").rglob("test_*.py")
+
+    assert named <= {name for file in files for name in re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)}
