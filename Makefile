@@ -19,8 +19,16 @@ setup-demo:     ## only what a user installs
 demo: setup-demo        ## a run that survives two kill -9, on servers that start by themselves
 	@$(BIN)/safepoint demo
 
+# A process for each group: signal handlers, Celery's pools and settings that one leaves behind are not another's.
+GROUPS := "tests/unit tests/typing tests/testing tests/docs tests/examples tests/deploy tests/config tests/packaging tests/model" \
+	"tests/ledger tests/recovery tests/tasks" "tests/cli" "tests/celery" "tests/chaos"
+
 test: setup     ## the tests; TEST_ARGS="-k name" picks some
+ifeq ($(strip $(TEST_ARGS)),)
+	@for group in $(GROUPS); do $(BIN)/pytest $$group || exit 1; done
+else
 	@$(BIN)/pytest $(TEST_ARGS)
+endif
 
 lint: setup     ## every check that is not a test
 	$(BIN)/ruff check .

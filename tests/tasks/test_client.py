@@ -65,7 +65,7 @@ def client(ledger_url: str, settings: Settings) -> Iterator[Client]:
 @pytest.fixture
 def ledger(ledger_url: str) -> Iterator[Ledger]:
     with prepared(ledger_url) as opened:
-        opened.connection.execute("INSERT INTO safepoint.flows VALUES ('incident', '1', '', '{}', now())")
+        opened.connection.execute("INSERT INTO safepoint.flows VALUES ('triage', '1', '', '{}', now())")
         yield opened
 
 
@@ -115,13 +115,13 @@ def test_by_name_and_by_call_are_one_input(client: Client):
 
 
 def test_by_name_without_code_the_ledger_knows_the_version(client: Client, ledger: Ledger):
-    run = client.enqueue("incident", {"alert": {"id": 42}})
+    run = client.enqueue("triage", {"alert": {"id": 42}})
 
     assert stored(ledger, run.id, "workflow_version", "input") == ("1", b'{"alert":{"id":42}}')
 
 
 def test_without_arguments_a_flow_is_called_with_none(client: Client, ledger: Ledger):
-    assert stored(ledger, client.enqueue("incident").id, "input") == b"{}"
+    assert stored(ledger, client.enqueue("triage").id, "input") == b"{}"
 
 
 def test_a_version_may_be_named_that_nobody_serves_yet(client: Client, ledger: Ledger):
@@ -130,7 +130,7 @@ def test_a_version_may_be_named_that_nobody_serves_yet(client: Client, ledger: L
     assert stored(ledger, run.id, "workflow_version") == "3"
 
 
-@pytest.mark.parametrize(("name", "meant"), [("client_incidents", "client_incident"), ("incdent", "incident")])
+@pytest.mark.parametrize(("name", "meant"), [("client_incidents", "client_incident"), ("triaje", "triage")])
 def test_an_unknown_flow_is_refused_with_the_one_that_may_be_meant(
     client: Client, ledger: Ledger, name: str, meant: str
 ):
@@ -162,13 +162,13 @@ def test_a_call_that_does_not_fit_its_signature_is_refused_when_it_is_made():
 @pytest.mark.parametrize("value", [object(), float("nan"), {1, 2}, "\ud800"], ids=["object", "nan", "set", "surrogate"])
 def test_what_cannot_be_encoded_is_refused_with_its_path(client: Client, ledger: Ledger, value: object):
     with pytest.raises(ValueNotEncodable, match=r"^input\.deep\.list\[1\]"):
-        client.enqueue("incident", {"deep": {"list": [1, value]}})
+        client.enqueue("triage", {"deep": {"list": [1, value]}})
 
 
 def test_an_input_over_the_limit_is_refused(ledger_url: str, tmp_path: Path):
     settings = load(env={"SAFEPOINT_HOME": str(tmp_path), "SAFEPOINT_VALUES__MAX_SIZE": "1000"})
     with Client(ledger_url, settings=settings) as client, pytest.raises(ValueTooLarge, match="input has 1008 bytes"):
-        client.enqueue("incident", {"t": "x" * 1000})
+        client.enqueue("triage", {"t": "x" * 1000})
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_a_call_takes_no_arguments_beside_it(client: Client):
 
 @pytest.mark.parametrize("value", [90, 90.0, timedelta(seconds=90)])
 def test_a_duration_counts_from_the_enqueue_by_the_ledgers_clock(client: Client, ledger: Ledger, value: Any):
-    run = client.enqueue("incident", deadline=value, start_at=value)
+    run = client.enqueue("triage", deadline=value, start_at=value)
 
     deadline, start_at, created = stored(ledger, run.id, "deadline", "start_at", "created_at")
     assert deadline - created == start_at - created == timedelta(seconds=90)
@@ -235,14 +235,14 @@ def test_a_duration_counts_from_the_enqueue_by_the_ledgers_clock(client: Client,
 
 def test_an_instant_is_kept_whatever_its_zone(client: Client, ledger: Ledger):
     there = datetime(2040, 1, 1, 12, tzinfo=timezone(timedelta(hours=5)))
-    run = client.enqueue("incident", deadline=there, start_at=there)
+    run = client.enqueue("triage", deadline=there, start_at=there)
 
     assert stored(ledger, run.id, "deadline", "start_at") == (there, there)
 
 
 def test_a_run_for_later_is_not_ready_before(client: Client, ledger: Ledger):
     at = datetime(2040, 1, 1, tzinfo=UTC)
-    run = client.enqueue("incident", start_at=at)
+    run = client.enqueue("triage", start_at=at)
 
     row = ledger.connection.execute(
         "SELECT ready_at, due_at FROM safepoint.steps WHERE run_id = %s", [run.id]
@@ -270,11 +270,11 @@ def test_a_key_with_another_input_is_a_conflict(client: Client, ledger: Ledger):
 
 
 def test_an_input_with_a_nul_has_its_key_too(client: Client, ledger: Ledger):
-    first = client.enqueue("incident", {"b": 1, "a": "\x00"}, key="k")
+    first = client.enqueue("triage", {"b": 1, "a": "\x00"}, key="k")
 
-    assert client.enqueue("incident", {"a": "\x00", "b": 1}, key="k") == first
+    assert client.enqueue("triage", {"a": "\x00", "b": 1}, key="k") == first
     with pytest.raises(IdempotencyConflict):
-        client.enqueue("incident", {"a": "\x00", "b": 2}, key="k")
+        client.enqueue("triage", {"a": "\x00", "b": 2}, key="k")
 
 
 # --- many -----------------------------------------------------------------------------------------------------------
@@ -296,8 +296,8 @@ def test_many_runs_of_several_kinds(client: Client, ledger: Ledger):
         [
             incident(Alert(1)),
             (incident(Alert(2)), {"key": "k", "tenant": "acme"}),
-            ("incident", {"alert": 3}),
-            ("incident", None, {"priority": 9}),
+            ("triage", {"alert": 3}),
+            ("triage", None, {"priority": 9}),
         ],
         tenant="other",
     )
@@ -306,36 +306,36 @@ def test_many_runs_of_several_kinds(client: Client, ledger: Ledger):
     assert rows == [
         ("client_incident", "other", 0),
         ("client_incident", "acme", 0),
-        ("incident", "other", 0),
-        ("incident", "other", 9),
+        ("triage", "other", 0),
+        ("triage", "other", 9),
     ]
 
 
 def test_no_runs_are_no_work(client: Client, ledger: Ledger):
     assert client.enqueue_many([]) == []
-    assert client.enqueue_many("incident", []) == []
+    assert client.enqueue_many("triage", []) == []
 
 
 def test_many_runs_are_accepted_together_or_not_at_all(client: Client, ledger: Ledger):
-    client.enqueue("incident", {"n": 1}, key="k1500")
+    client.enqueue("triage", {"n": 1}, key="k1500")
 
     with pytest.raises(IdempotencyConflict) as caught:
-        client.enqueue_many("incident", [{"n": 0} for _ in range(2500)], keys=[f"k{n}" for n in range(2500)])
+        client.enqueue_many("triage", [{"n": 0} for _ in range(2500)], keys=[f"k{n}" for n in range(2500)])
 
     assert caught.value.key == "k1500"
     assert client.count() == {"queued": 1}
 
 
 def test_many_runs_with_one_unknown_flow_are_refused_with_its_name(client: Client, ledger: Ledger):
-    with pytest.raises(UnknownFlow, match=r"no flow 'incdent'.* Did you mean 'incident'"):
-        client.enqueue_many([("incident", {}), ("incdent", {})])
+    with pytest.raises(UnknownFlow, match=r"no flow 'triaje'.* Did you mean 'triage'"):
+        client.enqueue_many([("triage", {}), ("triaje", {})])
 
     assert client.count() == {}
 
 
 def test_more_than_one_statement_of_runs_keeps_the_order(client: Client, ledger: Ledger):
     keys = [f"k{(n * 7919) % 2500}" for n in range(2500)]
-    runs = client.enqueue_many("incident", ({"n": n} for n in range(2500)), keys=keys)
+    runs = client.enqueue_many("triage", ({"n": n} for n in range(2500)), keys=keys)
 
     rows = ledger.connection.execute("SELECT key, run_id::text FROM safepoint.idempotency_keys").fetchall()
     assert [run.id for run in runs] == [dict(rows)[key] for key in keys]
@@ -344,13 +344,13 @@ def test_more_than_one_statement_of_runs_keeps_the_order(client: Client, ledger:
 @pytest.mark.parametrize(
     ("items", "more", "says"),
     [
-        (["incident"], {}, "'incident' cannot be enqueued"),
-        ([("incident", [1])], {}, "cannot be enqueued"),
+        (["triage"], {}, "'triage' cannot be enqueued"),
+        ([("triage", [1])], {}, "cannot be enqueued"),
         ([(5, {})], {}, "cannot be enqueued"),
-        ("incident", {"arguments": [{}, {}], "keys": ["a"]}, "keys: there are 1 for 2 runs"),
-        ([("incident", {})], {"arguments": [{}]}, "arguments: accepted only beside"),
-        ([("incident", {}, {"prio": 1})], {}, "'prio' is no option"),
-        ([("incident", {}, {"connection": 1})], {}, "connection: accepted once for all runs"),
+        ("triage", {"arguments": [{}, {}], "keys": ["a"]}, "keys: there are 1 for 2 runs"),
+        ([("triage", {})], {"arguments": [{}]}, "arguments: accepted only beside"),
+        ([("triage", {}, {"prio": 1})], {}, "'prio' is no option"),
+        ([("triage", {}, {"connection": 1})], {}, "connection: accepted once for all runs"),
     ],
 )
 def test_what_cannot_be_enqueued_is_refused(client: Client, items: Any, more: dict[str, Any], says: str):
@@ -396,7 +396,7 @@ def test_a_flow_must_not_enqueue_itself(configured: None, ledger: Ledger):
 
 def test_threads_share_a_client(client: Client, ledger: Ledger):
     with ThreadPoolExecutor(16) as pool:
-        runs = list(pool.map(lambda n: client.enqueue("incident", {"n": n}), range(100)))
+        runs = list(pool.map(lambda n: client.enqueue("triage", {"n": n}), range(100)))
 
     assert len({run.id for run in runs}) == 100
     row = ledger.connection.execute(
@@ -409,19 +409,19 @@ def test_threads_share_a_client(client: Client, ledger: Ledger):
 
 def test_tasks_of_a_loop_share_a_client(client: Client, ledger: Ledger):
     async def many() -> set[str]:
-        made = await asyncio.gather(*(client.aenqueue("incident", {"n": n}) for n in range(20)))
-        made += await client.aenqueue_many("incident", [{"n": 1}, {"n": 2}])
+        made = await asyncio.gather(*(client.aenqueue("triage", {"n": n}) for n in range(20)))
+        made += await client.aenqueue_many("triage", [{"n": 1}, {"n": 2}])
         return {run.id for run in made}
 
     assert len(asyncio.run(many())) == 22
 
 
 def test_a_forked_child_has_connections_of_its_own(client: Client, ledger: Ledger):
-    before = client.enqueue("incident", {"n": 0})
+    before = client.enqueue("triage", {"n": 0})
     pid = os.fork()
     if pid == 0:
         try:
-            same = client.enqueue("incident", {"n": 0}, key="child").status == "queued"
+            same = client.enqueue("triage", {"n": 0}, key="child").status == "queued"
             client.close()
         except BaseException:  # noqa: BLE001  # the parent sees the exit code
             os._exit(2)
@@ -433,7 +433,7 @@ def test_a_forked_child_has_connections_of_its_own(client: Client, ledger: Ledge
 
 
 def test_a_fork_under_a_lock_that_a_thread_holds_does_not_hang(client: Client, ledger: Ledger):
-    client.enqueue("incident")
+    client.enqueue("triage")
     held = client._link._open().pool._here.lock
     with held:
         pid = os.fork()
@@ -441,13 +441,13 @@ def test_a_fork_under_a_lock_that_a_thread_holds_does_not_hang(client: Client, l
             watchdog = threading.Timer(10, os._exit, [3])
             watchdog.daemon = True
             watchdog.start()
-            os._exit(0 if client.enqueue("incident").status == "queued" else 1)
+            os._exit(0 if client.enqueue("triage").status == "queued" else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_a_ledger_that_is_away_is_said_in_a_sentence():
     with Client("postgresql://nobody:secret@127.0.0.1:1/x") as client, pytest.raises(LedgerUnavailable) as caught:
-        client.enqueue("incident", {"n": 1})
+        client.enqueue("triage", {"n": 1})
 
     assert str(caught.value).startswith("The ledger does not answer: ")
     assert "port 1 failed: Connection refused" in str(caught.value)
@@ -472,15 +472,15 @@ def test_where_nothing_is_configured_the_embedded_stack_starts_with_its_schema(t
 
 def test_a_database_without_a_schema_is_said_with_the_command_to_type(postgres_url: str):
     with Client(postgres_url) as client, pytest.raises(SchemaTooOld, match="safepoint db upgrade"):
-        client.enqueue("incident", {"n": 1})
+        client.enqueue("triage", {"n": 1})
 
 
 def test_a_closed_client_says_so(client: Client, ledger: Ledger):
-    client.enqueue("incident")
+    client.enqueue("triage")
     client.close()
 
     with pytest.raises(LedgerUnavailable, match="this client is closed"):
-        client.enqueue("incident")
+        client.enqueue("triage")
 
 
 def test_a_client_shows_its_place_and_no_password():
@@ -493,21 +493,21 @@ def test_a_client_shows_its_place_and_no_password():
 def test_an_idle_connection_that_broke_is_replaced_unseen(
     client: Client, ledger: Ledger, postgres_url: str, eventually: Callable[..., None]
 ):
-    client.enqueue("incident")
+    client.enqueue("triage")
     ledger.connection.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'safepoint client'"
         " AND datname = current_database()"
     )
 
-    assert client.enqueue("incident").status == "queued"
+    assert client.enqueue("triage").status == "queued"
 
 
 # --- what there is --------------------------------------------------------------------------------------------------
 
 
 def test_runs_are_found_by_tags_status_flow_and_tenant(client: Client, ledger: Ledger):
-    first = client.enqueue("incident", tags={"team": "sre", "env": "prod"}, tenant="acme")
-    second = client.enqueue("incident", tags={"team": "sre"})
+    first = client.enqueue("triage", tags={"team": "sre", "env": "prod"}, tenant="acme")
+    second = client.enqueue("triage", tags={"team": "sre"})
     third = client.enqueue("client_incident", {"alert": {"id": 1}})
     third.cancel()
 
@@ -516,7 +516,7 @@ def test_runs_are_found_by_tags_status_flow_and_tenant(client: Client, ledger: L
     assert client.runs(tags={"team": "sre", "env": "prod"}) == [first]
     assert client.runs(status="cancelled") == [third]
     assert client.runs(status=["queued", "cancelled"], limit=2) == [third, second]
-    assert client.runs(flow="incident", tenant="acme") == [first]
+    assert client.runs(flow="triage", tenant="acme") == [first]
     assert client.count(tags={"team": "sre"}) == {"queued": 2}
     assert client.count() == {"cancelled": 1, "queued": 2}
 

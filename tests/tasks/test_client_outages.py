@@ -19,7 +19,7 @@ from safepoint.ledger.errors import LedgerUnavailable
 @pytest.fixture
 def ledger(ledger_url: str) -> Iterator[Ledger]:
     with prepared(ledger_url) as opened:
-        opened.connection.execute("INSERT INTO safepoint.flows VALUES ('incident', '1', '', '{}', now())")
+        opened.connection.execute("INSERT INTO safepoint.flows VALUES ('triage', '1', '', '{}', now())")
         yield opened
 
 
@@ -50,7 +50,7 @@ def runs(ledger: Ledger) -> int:
 
 def test_p18_an_enqueue_whose_answer_is_lost_makes_one_run(client: Client, ledger: Ledger, proxy: LossyProxy):
     proxy.lose()
-    run = client.enqueue("incident", {"n": 1})
+    run = client.enqueue("triage", {"n": 1})
 
     assert proxy.lost == 1
     assert runs(ledger) == 1
@@ -59,14 +59,14 @@ def test_p18_an_enqueue_whose_answer_is_lost_makes_one_run(client: Client, ledge
 
 def test_p18_two_lost_answers_make_one_run_too(client: Client, ledger: Ledger, proxy: LossyProxy):
     proxy.lose(2)
-    client.enqueue("incident", {"n": 1}, key="k")
+    client.enqueue("triage", {"n": 1}, key="k")
 
     assert runs(ledger) == 1
 
 
 def test_p18_many_runs_whose_commits_answer_is_lost_are_made_once(client: Client, ledger: Ledger, proxy: LossyProxy):
     proxy.lose()
-    made = client.enqueue_many("incident", [{"n": n} for n in range(2500)])
+    made = client.enqueue_many("triage", [{"n": n} for n in range(2500)])
 
     assert len(made) == runs(ledger) == 2500
 
@@ -75,11 +75,11 @@ def test_an_outage_that_lasts_is_said_and_that_nobody_knows(client: Client, ledg
     proxy.lose(1000)
 
     with pytest.raises(LedgerUnavailable, match="it was asked, and whether it has done so is not known after 2 s"):
-        client.enqueue("incident", {"n": 1})
+        client.enqueue("triage", {"n": 1})
 
 
 def test_a_signal_whose_answer_is_lost_is_delivered_once(client: Client, ledger: Ledger, proxy: LossyProxy):
-    run = client.enqueue("incident", {"n": 1})
+    run = client.enqueue("triage", {"n": 1})
     proxy.lose()
 
     assert run.signal("go", 1) == "stored"

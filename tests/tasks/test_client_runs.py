@@ -66,7 +66,7 @@ def client(ledger_url: str, settings: Settings) -> Iterator[Client]:
 @pytest.fixture
 def ledger(ledger_url: str) -> Iterator[Ledger]:
     with prepared(ledger_url) as opened:
-        opened.register(flows=("incident@1", "runs_report@1", "runs_file@1"))
+        opened.register(flows=("triage@1", "runs_report@1", "runs_file@1"))
         yield opened
 
 

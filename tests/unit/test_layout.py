@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,3 +85,11 @@ def test_rooms_import_each_other_relatively(path):
     imported = [name for node in ast.walk(ast.parse(path.read_text())) for name in absolute(node)]
 
     assert not [name for name in imported if name.partition(".")[0] in {"safepoint", *ROOMS}]
+
+
+def test_every_folder_of_tests_is_in_a_group_that_make_runs() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+
+    folders = {path.parent.relative_to(ROOT).parts[1] for path in (ROOT / "tests").rglob("test_*.py")}
+
+    assert folders == set(re.findall(r"tests/(\w+)", makefile.partition("GROUPS :=")[2].partition("\n\n")[0]))
