@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..ledger.effect_errors import ApprovalDenied, EffectRequestChanged, UnknownEffect
 from ..ledger.errors import (
     ArgumentsMismatch,
     ArtifactCorrupt,
@@ -49,6 +50,7 @@ from ..ledger.errors import (
 )
 
 __all__ = [
+    "ApprovalDenied",
     "ArgumentsMismatch",
     "ArtifactCorrupt",
     "ArtifactMissing",
@@ -61,6 +63,7 @@ __all__ = [
     "DeadlineExceeded",
     "Diverged",
     "DuplicateName",
+    "EffectRequestChanged",
     "ForeignAwait",
     "IdempotencyConflict",
     "LeaseLost",
@@ -81,6 +84,7 @@ __all__ = [
     "SchemaTooOld",
     "StepFailed",
     "StepTimeout",
+    "UnknownEffect",
     "UnknownFlow",
     "UnknownRun",
     "UnknownStep",

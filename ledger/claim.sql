@@ -9,7 +9,7 @@ CREATE FUNCTION safepoint.claim_v1(
     answer text, reason text, kind text, epoch integer, attempt integer, recoveries integer, tokens_so_far bigint,
     input bytea, input_encoding text, input_hash bytea, pending_error jsonb, outcome jsonb, outcome_data bytea, outcome_encoding text,
     first_claimed_at timestamptz, dispatched_at timestamptz, db_now timestamptz, state_version integer, generation integer, era text, seen integer, run jsonb,
-    run_input bytea, run_input_encoding text,
+    run_input bytea, run_input_encoding text, effect jsonb, effect_data bytea, effect_encoding text,
     h_seq integer[], h_path text[], h_step text[], h_iteration integer[], h_kind text[], h_status text[], h_hash bytea[],
     h_result bytea[], h_encoding text[], h_error jsonb, h_at timestamptz[], h_tokens bigint[], h_usd numeric[]
 ) LANGUAGE plpgsql
@@ -22,6 +22,8 @@ DECLARE
     instant timestamptz;
     no text;
     again boolean := false;
+    e effects%ROWTYPE;
+    settles boolean := false;
 BEGIN
     SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
     IF NOT FOUND THEN
@@ -29,6 +31,11 @@ BEGIN
     END IF;
     SELECT * INTO s FROM steps WHERE run_id = p_run AND generation = p_generation AND path = p_path
         AND step_id = p_step AND iteration = p_iteration FOR NO KEY UPDATE;
+    IF s.effect_key IS NOT NULL THEN
+        SELECT * INTO e FROM effects WHERE idempotency_key = s.effect_key FOR NO KEY UPDATE;
+        -- P32: what nobody knows, or the run has not heard of, is settled although the run is held, past its deadline or ending.
+        settles := s.kind = 'compensation' OR e.status IN ('unknown', 'executing', 'succeeded', 'failed');
+    END IF;
     instant := safepoint.now();
     SELECT * INTO n FROM nodes WHERE node_id = p_node;
     IF s.run_id IS NULL THEN no := 'stale: no such step';
@@ -39,11 +46,11 @@ BEGIN
     ELSIF s.lane <> p_lane THEN no := 'stale: lane ' || s.lane;
     ELSIF r.finished_at IS NOT NULL THEN no := 'stale: run is final';
     ELSIF s.ready_at > instant THEN no := 'later';
-    ELSIF r.holds <> '{}' THEN no := 'held';
+    ELSIF r.holds <> '{}' AND NOT settles THEN no := 'held';
     ELSIF r.paused_at IS NOT NULL THEN no := 'paused';
-    ELSIF r.ending IS NOT NULL THEN no := 'stale: run is ending';
-    ELSIF r.cancel_at IS NOT NULL AND NOT s.cleanup THEN no := 'stale: run is cancelling';
-    ELSIF r.deadline <= instant AND NOT s.cleanup THEN no := 'deadline';
+    ELSIF r.ending IS NOT NULL AND NOT settles THEN no := 'stale: run is ending';
+    ELSIF r.cancel_at IS NOT NULL AND NOT s.cleanup AND NOT settles THEN no := 'stale: run is cancelling';
+    ELSIF r.deadline <= instant AND NOT s.cleanup AND NOT settles THEN no := 'deadline';
     ELSIF n.node_id IS NULL OR n.draining OR n.stopped_at IS NOT NULL THEN no := 'draining';
     ELSIF NOT (r.flow || '@' || r.workflow_version = ANY (n.flows)) THEN no := 'version';
     -- P23: what was there when processes died, twice, with others beside it runs alone; then its death is its own, and no innocent's.
@@ -58,7 +65,7 @@ BEGIN
         END IF;
         answer := 'refused'; reason := no; PERFORM settle_v1(p_settle); RETURN NEXT; RETURN;
     END IF;
-    IF s.kind <> 'effect' THEN PERFORM set_config('synchronous_commit', 'off', true); END IF;
+    IF s.effect_key IS NULL THEN PERFORM set_config('synchronous_commit', 'off', true); END IF;
     IF NOT again THEN
         UPDATE steps SET status = 'running', reason = NULL, due_at = NULL, claim_token = p_token, epoch = s.epoch + 1, owner = p_node,
                owner_pid = p_pid, owner_pid_start = p_pid_start, claimed_at = instant, claimed_from = s.lane, lane = s.home_lane,
@@ -71,14 +78,20 @@ BEGIN
         END IF;
     END IF;
     answer := 'claimed'; kind := s.kind; epoch := s.epoch; attempt := s.attempt; recoveries := s.recoveries; tokens_so_far := s.tokens;
-    input := s.input; input_encoding := s.input_encoding; input_hash := s.input_hash; pending_error := s.pending_error;
+    input := coalesce(e.request, s.input); input_encoding := coalesce(e.request_encoding, s.input_encoding); input_hash := s.input_hash; pending_error := s.pending_error;
     outcome := s.outcome; outcome_data := s.outcome_data; outcome_encoding := s.outcome_encoding;
     first_claimed_at := s.first_claimed_at; dispatched_at := s.dispatched_at; db_now := instant;
     state_version := r.state_version; generation := r.generation; era := r.attempt || '.' || r.generation;
     seen := CASE WHEN p_era = r.attempt || '.' || r.generation THEN p_seen ELSE -1 END;
     run := jsonb_build_object('tenant', r.tenant_id, 'flow', r.flow, 'version', r.workflow_version, 'deadline', r.deadline,
         'budget', r.budget, 'spent_tokens', r.spent_tokens, 'spent_usd', r.spent_usd, 'spent_retries', r.spent_retries,
-        'versions', r.versions, 'tags', r.tags, 'created_at', r.created_at, 'cancel_at', r.cancel_at, 'conversation', r.conversation_id, 'alone', s.shared_deaths >= 2);
+        'versions', r.versions, 'tags', r.tags, 'created_at', r.created_at, 'cancel_at', r.cancel_at, 'conversation', r.conversation_id, 'alone', s.shared_deaths >= 2,
+        -- Nothing follows from a step of such a run: its outcome is stored, the flow does not go on (P29).
+        'still', r.holds <> '{}' OR r.ending IS NOT NULL OR r.cancel_at IS NOT NULL AND NOT s.cleanup OR coalesce(r.deadline <= instant, false) AND NOT s.cleanup);
+    IF e.idempotency_key IS NOT NULL THEN
+        effect := effect_facts_v1(e, instant);
+        IF e.status = 'succeeded' THEN effect_data := e.result; effect_encoding := e.result_encoding; END IF;
+    END IF;
     IF seen < 0 THEN run_input := r.input; run_input_encoding := r.input_encoding; END IF;
     SELECT array_agg(h.commit_seq ORDER BY h.commit_seq), array_agg(h.path ORDER BY h.commit_seq), array_agg(h.step_id ORDER BY h.commit_seq),
            array_agg(h.iteration ORDER BY h.commit_seq), array_agg(h.kind ORDER BY h.commit_seq), array_agg(h.status ORDER BY h.commit_seq),
@@ -86,7 +99,7 @@ BEGIN
            array_agg(h.result_encoding ORDER BY h.commit_seq), jsonb_agg(h.error ORDER BY h.commit_seq), array_agg(h.at ORDER BY h.commit_seq),
            array_agg(h.tokens ORDER BY h.commit_seq), array_agg(h.usd ORDER BY h.commit_seq)
       INTO h_seq, h_path, h_step, h_iteration, h_kind, h_status, h_hash, h_result, h_encoding, h_error, h_at, h_tokens, h_usd
-      FROM steps h WHERE h.run_id = p_run AND h.commit_seq > seen AND h.generation = r.generation;
+      FROM steps h WHERE h.run_id = p_run AND h.commit_seq > seen AND h.generation = r.generation AND h.kind <> 'compensation';
     PERFORM settle_v1(p_settle);
     RETURN NEXT;
 END $$;

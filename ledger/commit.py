@@ -80,7 +80,7 @@ class Answer:
 
 _COMMIT = (
     "SELECT * FROM safepoint.commit_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,"
-    " %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
+    " %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
 )
 
 
@@ -101,6 +101,7 @@ def commit(  # noqa: PLR0913  # one transaction's parts, each by name
     artifacts: Sequence[dict[str, Any]] = (),
     grace: float = 1.0,
     settle: Sequence[Settled] = (),
+    effect: dict[str, Any] | None = None,
 ) -> Answer:
     """Store a step's outcome and what follows from it.
 
@@ -121,6 +122,7 @@ def commit(  # noqa: PLR0913  # one transaction's parts, each by name
         artifacts: what the results refer to.
         grace: seconds that the committer has to publish the new rows itself (P17).
         settle: rows published before.
+        effect: what is known of the effect besides: why, external_id, the lookup's answer.
     """
     row = connection.execute(
         _COMMIT,
@@ -131,6 +133,7 @@ def commit(  # noqa: PLR0913  # one transaction's parts, each by name
             *_ending(ending),
             *(_json(hold), _json(list(notes) or None), _json(list(artifacts) or None), grace, node),
             _json([row.facts() for row in settle] or None),
+            _json(effect),
         ),
         binary=False,
     ).fetchone()
@@ -170,15 +173,16 @@ def retry(  # noqa: PLR0913  # as above
     tokens: int = 0,
     usd: Decimal = Decimal(0),
     notes: Sequence[dict[str, Any]] = (),
+    counts: bool = True,
 ) -> Answer:
     """End an attempt that the policy repeats after `delay` seconds; the delay is a row, the spending is kept apart
-    as wasted.
+    as wasted. Of an effect: one that was certainly not sent. `counts` says whether the attempt counts for the policy.
     """
     row = connection.execute(
-        "SELECT * FROM safepoint.retry_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+        "SELECT * FROM safepoint.retry_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
         (
             *(run_id, key.generation, key.path, key.step_id, key.iteration, token, _json(error), delay, tokens, usd),
-            *(_json(list(notes) or None), node),
+            *(_json(list(notes) or None), node, counts),
         ),
     ).fetchone()
     return Answer("lost" if row is None else row[0])

@@ -5,7 +5,7 @@ CREATE FUNCTION safepoint.commit_v1(
     p_run uuid, p_generation integer, p_path text, p_step text, p_iteration integer, p_token uuid, p_from integer, p_joins text,
     p_status text, p_result bytea, p_encoding text, p_digest bytea, p_error jsonb, p_at timestamptz, p_tokens bigint, p_usd numeric,
     p_next jsonb, p_ending jsonb, p_ending_data bytea, p_ending_encoding text, p_hold jsonb, p_notes jsonb, p_artifacts jsonb,
-    p_grace double precision, p_node text, p_settle jsonb DEFAULT NULL
+    p_grace double precision, p_node text, p_settle jsonb DEFAULT NULL, p_effect jsonb DEFAULT NULL
 ) RETURNS TABLE (answer text, state_version integer, late boolean, next_rows jsonb, status text) LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 #variable_conflict use_column
@@ -17,6 +17,7 @@ DECLARE
     fresh text;
     log jsonb;
     wait boolean := false;
+    settled text;
 BEGIN
     SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
     SELECT * INTO s FROM steps WHERE run_id = p_run AND generation = p_generation AND path = p_path
@@ -42,6 +43,9 @@ BEGIN
         answer := 'stale'; PERFORM settle_v1(p_settle); RETURN NEXT; RETURN;
     END IF;
     late := s.status <> 'running';
+    IF s.effect_key IS NOT NULL THEN
+        settled := settle_effect_v1(s, r.state_version + 1, p_status, p_result, p_encoding, p_error, p_node, p_effect, instant);
+    END IF;
     UPDATE steps SET status = p_status, reason = NULL, claim_token = NULL, committed_token = p_token, due_at = NULL, owner = NULL,
            dispatched_at = NULL, result = p_result, result_encoding = p_encoding, result_digest = p_digest, error = p_error, at = p_at,
            commit_seq = r.state_version + 1, committed_at = instant, committed_by = p_node, pending_error = NULL,
@@ -49,7 +53,7 @@ BEGIN
      WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;
     -- Its worker was dead, and yet it has committed: no poison. What else holds the run stays (P29).
     IF s.status = 'held' AND NOT EXISTS (SELECT FROM steps WHERE run_id = p_run AND status = 'held') THEN
-        r.holds := r.holds - 'poison';
+        r.holds := r.holds - 'poison' - 'unknown_effect';
         IF r.holds = '{}' AND r.paused_at IS NULL THEN PERFORM unpark_v1(p_run); END IF;
     END IF;
     log := CASE WHEN s.kind = 'start' AND s.generation = 1 THEN '[{"type": "run.started"}]'::jsonb ELSE '[]'::jsonb END;
@@ -61,6 +65,10 @@ BEGIN
                 'key', key_v1(p_path, p_step, p_iteration), 'data', jsonb_strip_nulls(jsonb_build_object('epoch', s.epoch, 'kind', s.kind,
                 'attempt', s.attempt, 'recoveries', s.recoveries, 'tokens', nullif(p_tokens, 0), 'usd', nullif(p_usd, 0),
                 'error', p_error, 'late', CASE WHEN late THEN true END))));
+    END IF;
+    IF settled IS NOT NULL THEN
+        log := log || jsonb_build_array(jsonb_build_object('type', 'effect.settled', 'key', key_v1(p_path, p_step, p_iteration), 'data', jsonb_strip_nulls(
+            jsonb_build_object('status', settled, 'by', p_node, 'why', p_effect->>'why', 'external_id', p_effect->>'external_id'))));
     END IF;
     log := log || coalesce(p_notes, '[]');
     -- An advance asks for all that the flow waits for: mended code may ask for more, and what has a row is asked for already. What was cancelled
@@ -75,7 +83,7 @@ BEGIN
     IF NOT stopping AND p_next IS NOT NULL AND jsonb_array_length(p_next) > 0 THEN
         next_rows := insert_steps_v1(r.run_id, r.generation, r.tenant_id, p_next, p_grace, r.holds <> '{}' OR r.paused_at IS NOT NULL OR p_hold IS NOT NULL,
                                      s.cleanup, instant, r);
-        log := log || (SELECT coalesce(jsonb_agg(jsonb_build_object('type', CASE WHEN x->>'kind' = 'approval' THEN 'approval.asked' ELSE 'step.scheduled' END,
+        log := log || (SELECT coalesce(jsonb_agg(jsonb_build_object('type', CASE WHEN x->>'kind' = 'approval' OR x->'effect'->>'requires_approval' <> '' THEN 'approval.asked' ELSE 'step.scheduled' END,
                         'key', key_v1(x->>'path', x->>'step', (x->>'iteration')::integer),
                         'data', jsonb_build_object('kind', x->>'kind', 'lane', x->>'lane')) ORDER BY o), '[]') FROM jsonb_array_elements(p_next) WITH ORDINALITY AS e(x, o));
         SELECT bool_and(x->>'status' = 'waiting') INTO wait FROM jsonb_array_elements(next_rows) AS x;
@@ -118,6 +126,34 @@ BEGIN
     RETURN NEXT;
 END $$;
 
+-- G6: the effect is settled in the transaction that stores the step's outcome. A step may fail while its effect is unknown to nobody only: an error that
+-- does not say what became of the request (`p_effect` does) must not pass for a failure.
+CREATE FUNCTION safepoint.settle_effect_v1(
+    s safepoint.steps, p_seq integer, p_status text, p_result bytea, p_encoding text, p_error jsonb, p_node text, p_effect jsonb, p_now timestamptz
+) RETURNS text LANGUAGE plpgsql
+SET search_path = safepoint, pg_temp AS $$
+DECLARE
+    e effects%ROWTYPE;
+BEGIN
+    SELECT * INTO e FROM effects WHERE idempotency_key = s.effect_key FOR NO KEY UPDATE;
+    IF e.status = p_status THEN  -- settled by a person, a webhook or late evidence: this stores it
+        UPDATE effects SET commit_seq = p_seq WHERE idempotency_key = s.effect_key;
+        RETURN NULL;
+    END IF;
+    IF p_status = 'failed' AND (e.status = 'succeeded' OR e.status <> 'pending' AND p_effect->>'why' IS NULL) THEN
+        RAISE EXCEPTION 'effect % is %: a failure must say that it was not executed', e.reference, e.status USING ERRCODE = 'check_violation',
+            CONSTRAINT = 'effects_unsettled_failure';
+    END IF;
+    UPDATE effects SET status = p_status, version = version + 1, result = p_result, result_encoding = p_encoding, error = p_error, settled_at = p_now,
+           external_id = coalesce(p_effect->>'external_id', external_id), commit_seq = p_seq, unknown_since = NULL,
+           last_answer = CASE WHEN p_effect ? 'answer' THEN (p_effect->'answer') || jsonb_build_object('at', p_now, 'node', p_node) ELSE last_answer END,
+           lookups = lookups + (p_effect ? 'answer')::integer
+     WHERE idempotency_key = s.effect_key;
+    PERFORM note_effect_v1(s.effect_key, p_status, p_node, p_effect->>'why', jsonb_strip_nulls(jsonb_build_object('epoch', s.epoch, 'error', p_error,
+        'outcome', CASE p_status WHEN 'succeeded' THEN 'succeeded' END)));
+    RETURN p_status;
+END $$;
+
 -- What a stopping run comes to: cancelled at once past its deadline, final once nothing of it runs (P29, P32).
 CREATE FUNCTION safepoint.stop_v1(p_run uuid, p_now timestamptz) RETURNS text LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
@@ -130,7 +166,7 @@ BEGIN
                'message', 'the deadline ' || to_char(r.deadline AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') || ' has passed')
          WHERE run_id = p_run;
         UPDATE steps SET status = 'cancelled', claim_token = NULL, due_at = NULL, reason = NULL
-         WHERE run_id = p_run AND status IN ('ready', 'waiting', 'held');
+         WHERE run_id = p_run AND status IN ('ready', 'waiting', 'held') AND NOT binds_v1(effect_key);
         -- P30: cancel travels down.
         INSERT INTO outbox_messages (tenant_id, run_id, kind, target, due_at, created_at)
             SELECT tenant_id, p_run, 'child_cancel', run_id, p_now, p_now FROM runs WHERE parent_run_id = p_run AND finished_at IS NULL;
@@ -138,107 +174,10 @@ BEGIN
     RETURN finish_v1(p_run);
 END $$;
 
--- P16, P27: inserts what the flow asks for next. A wait looks into the mailbox here, under the run's lock. A step that the committer will
--- publish is due after the grace (P17). Answers the rows as they stand: {key, status, due, ...}.
-CREATE FUNCTION safepoint.insert_steps_v1(
-    p_run uuid, p_generation integer, p_tenant text, p_next jsonb, p_grace double precision, p_parked boolean, p_cleanup boolean,
-    p_now timestamptz, r safepoint.runs
-) RETURNS jsonb LANGUAGE plpgsql
-SET search_path = safepoint, pg_temp AS $$
-DECLARE
-    answer jsonb;
-    x jsonb;
-    mail mailbox%ROWTYPE;
-    child uuid;
-    due timestamptz;
-BEGIN
-    WITH asked AS (
-        SELECT j.*, o FROM jsonb_array_elements(p_next) WITH ORDINALITY AS e(v, o),
-               jsonb_to_record(v) AS j(path text, step text, iteration integer, kind text, name text, lane text, hash text, uses text,
-                                       delay double precision, until timestamptz, request text, encoding text, reason jsonb, joins text)
-    ), written AS (
-        INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, kind, name, status, reason, lane, home_lane, uses, due_at, ready_at,
-                           input_hash, input, input_encoding, cleanup, joins, created_at)
-            SELECT p_run, p_generation, path, step, iteration, p_tenant, kind, name,
-                   CASE WHEN kind IN ('step', 'effect') THEN 'ready' ELSE 'waiting' END,
-                   CASE WHEN kind IN ('step', 'effect') THEN NULL ELSE jsonb_build_object('since', p_now) || coalesce(reason, '{}') END,
-                   lane, lane, uses,
-                   CASE WHEN kind NOT IN ('step', 'effect') THEN coalesce(until, p_now + make_interval(secs => delay))
-                        WHEN p_parked THEN 'infinity' ELSE p_now + make_interval(secs => p_grace) END,
-                   p_now, decode(hash, 'hex'), decode(request, 'base64'), encoding, p_cleanup, joins, p_now
-              FROM asked ORDER BY o
-            RETURNING path, step_id, iteration, kind, name, lane, status, due_at, attempt, epoch
-    )
-    SELECT jsonb_agg(jsonb_build_object('path', path, 'step', step_id, 'iteration', iteration, 'kind', kind, 'name', name, 'lane', lane, 'status', status,
-               'due', nullif(due_at, 'infinity'), 'attempt', attempt, 'epoch', epoch, 'key', key_v1(path, step_id, iteration))) INTO answer FROM written;
-    FOR x IN SELECT v FROM jsonb_array_elements(p_next) AS e(v) WHERE v->>'kind' IN ('signal', 'approval', 'child') LOOP
-        IF x->>'kind' = 'child' THEN
-            child := (x->'child'->>'run_id')::uuid;
-            PERFORM create_run_v1(child, p_tenant, x->'child'->>'flow', x->'child'->>'version', decode(x->'child'->>'input', 'base64'),
-                x->'child'->>'encoding', decode(x->'child'->>'hash', 'hex'), r.deadline, r.budget, r.priority, r.tags, r.conversation_id, NULL,
-                x->'child'->'versions', p_run, key_v1(x->>'path', x->>'step', (x->>'iteration')::integer));
-            PERFORM pg_notify('safepoint_relay', '');
-        END IF;
-        SELECT * INTO mail FROM mailbox m WHERE m.run_id = p_run AND m.kind = x->>'kind'
-            AND m.name = CASE WHEN x->>'kind' = 'child' THEN key_v1(x->>'path', x->>'step', (x->>'iteration')::integer) ELSE x->>'name' END
-            AND m.consumed_at IS NULL ORDER BY m.id LIMIT 1;
-        IF FOUND THEN
-            due := CASE WHEN p_parked THEN 'infinity' ELSE p_now + make_interval(secs => p_grace) END;
-            PERFORM consume_v1(mail, p_generation, x->>'path', x->>'step', (x->>'iteration')::integer, p_now, due);
-            answer := (SELECT jsonb_agg(CASE WHEN a->>'path' = x->>'path' AND a->>'step' = x->>'step' AND a->'iteration' = x->'iteration'
-                         THEN a || jsonb_build_object('status', 'ready', 'due', nullif(due, 'infinity')) ELSE a END)
-                         FROM jsonb_array_elements(answer) AS e(a));
-        END IF;
-    END LOOP;
-    RETURN answer;
-END $$;
-
--- P28: one guarded update decides a wait; the mail is marked in the same transaction.
-CREATE FUNCTION safepoint.consume_v1(
-    p_mail safepoint.mailbox, p_generation integer, p_path text, p_step text, p_iteration integer, p_now timestamptz, p_due timestamptz
-) RETURNS boolean LANGUAGE plpgsql
-SET search_path = safepoint, pg_temp AS $$
-BEGIN
-    UPDATE steps SET status = 'ready', reason = NULL, ready_at = p_now, due_at = p_due, dispatched_at = NULL,
-           outcome = jsonb_strip_nulls(jsonb_build_object('status', p_mail.status, 'error', p_mail.error, 'sender', p_mail.sender)),
-           outcome_data = p_mail.payload, outcome_encoding = p_mail.encoding
-     WHERE run_id = p_mail.run_id AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration
-       AND status = 'waiting';
-    IF NOT FOUND THEN RETURN false; END IF;
-    UPDATE mailbox SET consumed_at = p_now, consumed_by = p_generation || ':' || key_v1(p_path, p_step, p_iteration) WHERE id = p_mail.id;
-    RETURN true;
-END $$;
-
--- A new generation: its own @start, the old one's rows stay as history.
-CREATE FUNCTION safepoint.continue_v1(r safepoint.runs, p_ending jsonb, p_input bytea, p_encoding text, p_grace double precision,
-    p_now timestamptz) RETURNS jsonb LANGUAGE plpgsql
-SET search_path = safepoint, pg_temp AS $$
-DECLARE
-    due timestamptz := CASE WHEN r.holds <> '{}' OR r.paused_at IS NOT NULL THEN 'infinity' ELSE p_now + make_interval(secs => p_grace) END;
-BEGIN
-    UPDATE runs SET generation = r.generation + 1, input = p_input, input_encoding = p_encoding, input_hash = decode(p_ending->>'hash', 'hex')
-     WHERE run_id = r.run_id;
-    UPDATE steps SET status = 'cancelled', claim_token = NULL, due_at = NULL, reason = NULL
-     WHERE run_id = r.run_id AND status IN ('ready', 'waiting');
-    INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, kind, name, status, lane, home_lane, due_at, ready_at, created_at)
-        VALUES (r.run_id, r.generation + 1, '', '@start', 1, r.tenant_id, 'start', r.flow, 'ready', 'online', 'online', due, p_now, p_now);
-    RETURN jsonb_build_array(jsonb_build_object('path', '', 'step', '@start', 'iteration', 1, 'kind', 'start', 'name', r.flow, 'lane', 'online',
-        'status', 'ready', 'due', nullif(due, 'infinity'), 'attempt', 1, 'epoch', 0, 'key', '@start#1', 'generation', r.generation + 1));
-END $$;
-
-CREATE FUNCTION safepoint.touch_artifacts_v1(p_tenant text, p_artifacts jsonb) RETURNS void LANGUAGE sql
-SET search_path = safepoint, pg_temp AS $$
-    INSERT INTO artifacts (tenant_id, sha256, size, media_type, created_at, touched_at)
-        -- One row for each content, in one order: what a step and its flow return is often the same.
-        SELECT DISTINCT ON (a->>'sha256') p_tenant, decode(a->>'sha256', 'hex'), (a->>'size')::bigint, a->>'media_type', safepoint.now(),
-               safepoint.now() FROM jsonb_array_elements(p_artifacts) AS e(a) ORDER BY a->>'sha256'
-    ON CONFLICT (tenant_id, sha256) DO UPDATE SET touched_at = excluded.touched_at
-$$;
-
 -- An attempt failed and the policy says again: the delay is a row, the lane its own (P9); spending is kept apart as wasted.
 CREATE FUNCTION safepoint.retry_v1(
     p_run uuid, p_generation integer, p_path text, p_step text, p_iteration integer, p_token uuid,
-    p_error jsonb, p_delay double precision, p_tokens bigint, p_usd numeric, p_notes jsonb, p_node text
+    p_error jsonb, p_delay double precision, p_tokens bigint, p_usd numeric, p_notes jsonb, p_node text, p_counts boolean DEFAULT true
 ) RETURNS TABLE (answer text, ready_at timestamptz) LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 #variable_conflict use_column
@@ -257,17 +196,20 @@ BEGIN
     IF s.run_id IS NULL OR r.finished_at IS NOT NULL OR s.claim_token IS DISTINCT FROM p_token OR s.status NOT IN ('running', 'ready', 'held') THEN
         answer := 'lost'; RETURN NEXT; RETURN;
     END IF;
-    parked := r.holds <> '{}' OR r.paused_at IS NOT NULL;
+    parked := r.holds <> '{}' AND s.kind <> 'compensation' OR r.paused_at IS NOT NULL;
     ready_at := instant + make_interval(secs => p_delay);
-    UPDATE steps SET status = 'ready', attempt = s.attempt + 1, claim_token = NULL, committed_token = p_token, owner = NULL, lane = s.home_lane,
+    -- Of an effect only what has certainly not left is tried again like any step.
+    UPDATE effects SET status = 'pending', version = version + 1, error = p_error WHERE idempotency_key = s.effect_key AND status = 'executing';
+    IF FOUND THEN PERFORM note_effect_v1(s.effect_key, 'pending', p_node, 'it was not sent', p_error); END IF;
+    UPDATE steps SET status = 'ready', attempt = s.attempt + p_counts::integer, claim_token = NULL, committed_token = p_token, owner = NULL, lane = s.home_lane,
            ready_at = instant + make_interval(secs => p_delay), dispatched_at = NULL, dispatches = 0, pending_error = NULL, error = p_error,
            due_at = CASE WHEN parked THEN 'infinity' ELSE instant + make_interval(secs => p_delay) END,
-           reason = jsonb_build_object('code', 'retry', 'since', instant, 'text', 'attempt ' || (s.attempt + 1) || ' after ' || coalesce(p_error->>'type', 'an error'),
+           reason = jsonb_build_object('code', 'retry', 'since', instant, 'text', 'attempt ' || (s.attempt + p_counts::integer) || ' after ' || coalesce(p_error->>'type', 'an error'),
                'until', instant + make_interval(secs => p_delay)),
            wasted_tokens = wasted_tokens + p_tokens, wasted_usd = wasted_usd + p_usd
      WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;
     UPDATE runs SET spent_tokens = spent_tokens + p_tokens, spent_usd = spent_usd + p_usd, wasted_tokens = wasted_tokens + p_tokens,
-           wasted_usd = wasted_usd + p_usd, spent_retries = spent_retries + 1, updated_at = instant,
+           wasted_usd = wasted_usd + p_usd, spent_retries = spent_retries + p_counts::integer, updated_at = instant,
            plan = CASE WHEN p_notes IS NULL THEN plan ELSE jsonb_path_query_array(plan || p_notes, '$[last - 49 to last]') END
      WHERE run_id = p_run;
     PERFORM emit_v1(p_run, r.tenant_id, jsonb_build_array(
@@ -275,7 +217,8 @@ BEGIN
             'at', s.claimed_at, 'epoch', s.epoch, 'attempt', s.attempt, 'node', coalesce(s.owner, p_node)) || CASE WHEN p_generation > 1 THEN jsonb_build_object('generation', p_generation) ELSE '{}' END),
         jsonb_build_object('type', 'step.retried', 'key', key_v1(p_path, p_step, p_iteration), 'data', jsonb_build_object(
             'attempt', s.attempt, 'error', p_error, 'ready_at', instant + make_interval(secs => p_delay)) || CASE WHEN p_generation > 1 THEN jsonb_build_object('generation', p_generation) ELSE '{}' END)) || coalesce(p_notes, '[]'));
-    IF r.ending IS NOT NULL OR r.cancel_at IS NOT NULL AND NOT s.cleanup OR r.deadline <= instant AND NOT s.cleanup THEN
+    IF s.kind <> 'compensation' AND NOT binds_v1(s.effect_key) AND (r.ending IS NOT NULL OR r.cancel_at IS NOT NULL AND NOT s.cleanup
+            OR r.deadline <= instant AND NOT s.cleanup) THEN
         UPDATE steps SET status = 'cancelled', due_at = NULL, reason = NULL WHERE run_id = p_run AND generation = p_generation
             AND path = p_path AND step_id = p_step AND iteration = p_iteration;
         PERFORM stop_v1(p_run, instant);
@@ -301,16 +244,18 @@ BEGIN
         AND step_id = p_step AND iteration = p_iteration FOR NO KEY UPDATE;
     instant := safepoint.now();
     IF s.run_id IS NULL OR s.status <> 'running' OR s.claim_token IS DISTINCT FROM p_token THEN RETURN 'lost'; END IF;
+    PERFORM doubt_effect_v1(s.effect_key, instant, NULL, coalesce(s.owner, ''), 'given back: ' || p_why, instant);
     UPDATE steps SET status = 'ready', claim_token = NULL, committed_token = p_token, owner = NULL, lane = s.home_lane, dispatched_at = NULL, dispatches = 0,
            ready_at = instant + make_interval(secs => p_delay),
-           due_at = CASE WHEN r.holds <> '{}' OR r.paused_at IS NOT NULL THEN 'infinity' ELSE instant + make_interval(secs => p_delay) END
+           due_at = CASE WHEN r.paused_at IS NOT NULL OR r.holds <> '{}' AND NOT binds_v1(s.effect_key) AND s.kind <> 'compensation' THEN 'infinity'
+                    ELSE instant + make_interval(secs => p_delay) END
      WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;
     PERFORM emit_v1(p_run, r.tenant_id, jsonb_build_array(jsonb_build_object('type', 'step.lost', 'key', key_v1(p_path, p_step, p_iteration),
         'data', jsonb_build_object('cause', p_why, 'epoch', s.epoch, 'node', s.owner) || CASE WHEN p_generation > 1 THEN jsonb_build_object('generation', p_generation) ELSE '{}' END)));
     IF p_hold IS NOT NULL THEN
         PERFORM hold_v1(p_run, p_hold->>'code', p_hold->>'text', p_hold->>'next', p_hold->'detail');
     END IF;
-    IF r.ending IS NOT NULL OR r.cancel_at IS NOT NULL AND NOT s.cleanup THEN
+    IF s.kind <> 'compensation' AND NOT binds_v1(s.effect_key) AND (r.ending IS NOT NULL OR r.cancel_at IS NOT NULL AND NOT s.cleanup) THEN
         UPDATE steps SET status = 'cancelled', due_at = NULL WHERE run_id = p_run AND generation = p_generation
             AND path = p_path AND step_id = p_step AND iteration = p_iteration;
         PERFORM stop_v1(p_run, instant);

@@ -12,7 +12,7 @@ BEGIN
     IF r.finished_at IS NOT NULL THEN RETURN r.status; END IF;
     IF r.cancel_at IS NOT NULL OR r.ending IS NOT NULL THEN RETURN 'cancelling'; END IF;
     UPDATE steps SET status = 'cancelled', claim_token = NULL, due_at = NULL, reason = NULL
-     WHERE run_id = p_run AND status IN ('ready', 'waiting', 'held');
+     WHERE run_id = p_run AND status IN ('ready', 'waiting', 'held') AND NOT binds_v1(effect_key);
     UPDATE runs SET cancel_at = instant, status = 'cancelling', updated_at = instant, holds = '{}', paused_at = NULL,
            reason = jsonb_build_object('code', 'cancelling', 'since', instant, 'text', 'cancelled by ' || coalesce(p_by, 'a person'))
      WHERE run_id = p_run;
@@ -71,8 +71,16 @@ BEGIN
         IF mended AND NOT r.holds ?| array['flow_error', 'diverged'] THEN PERFORM advance_v1(p_run, true); END IF;
         RETURN refresh_v1(p_run);
     END IF;
-    UPDATE steps SET status = 'ready', deaths = 0, shared_deaths = 0, reason = NULL, ready_at = instant, due_at = instant WHERE run_id = p_run AND status = 'held';
+    -- Whoever resumes wants the other side asked once more.
+    UPDATE effects SET lookups = 0 WHERE run_id = p_run AND status = 'unknown';
+    UPDATE steps SET status = 'ready', deaths = 0, shared_deaths = 0, attempt = CASE WHEN effect_key IS NULL THEN attempt ELSE 1 END, reason = NULL,
+           ready_at = instant, due_at = instant WHERE run_id = p_run AND status = 'held';
     PERFORM unpark_v1(p_run);
+    IF r.ending IS NOT NULL THEN
+        PERFORM emit_v1(p_run, r.tenant_id, jsonb_build_array(jsonb_build_object('type', 'run.resumed', 'data', jsonb_build_object('by', p_by))));
+        PERFORM pg_notify('safepoint_relay', '');
+        RETURN stop_v1(p_run, instant);
+    END IF;
     PERFORM advance_v1(p_run, mended);
     UPDATE runs SET status = 'running', reason = NULL WHERE run_id = p_run AND status IN ('held', 'waiting');
     PERFORM emit_v1(p_run, r.tenant_id, jsonb_build_array(jsonb_build_object('type', 'run.resumed', 'data', jsonb_build_object('by', p_by))));
@@ -121,6 +129,12 @@ BEGIN
     IF NOT FOUND AND r.parent_run_id IS NOT NULL THEN RETURN 'refused: its parent has already been told'; END IF;
     UPDATE runs SET status = 'running', attempt = attempt + 1, finished_at = NULL, ending = NULL, error = NULL, result = NULL, result_encoding = NULL,
            paused_at = NULL, reason = NULL, updated_at = instant, state_version = state_version + 1 WHERE run_id = p_run;
+    -- A rejected effect that is retried on purpose is a new operation under a new key; one that was never sent keeps its own.
+    PERFORM schedule_effect_v1(p_run, e.generation, e.tenant_id, e.path, e.step_id, e.iteration, e.name, e.request_digest, e.request, e.request_encoding,
+        e.declared, NULL, instant)
+       FROM steps s JOIN effects e ON e.idempotency_key = s.effect_key
+      WHERE s.run_id = p_run AND s.generation = r.generation AND s.status = 'failed' AND e.status = 'failed' AND (key_v1(s.path, s.step_id, s.iteration)
+            = r.error->>'step' OR s.path <> '' AND r.error->>'step' LIKE '%/%' AND split_part(s.path, '.', 1) = split_part(r.error->>'step', '.', 1));
     UPDATE steps SET status = 'ready', commit_seq = NULL, error = NULL, committed_token = NULL, attempt = 1, ready_at = instant, due_at = instant,
            dispatched_at = NULL, dispatches = 0, first_claimed_at = NULL, committed_at = NULL
      WHERE run_id = p_run AND generation = r.generation AND status = 'failed' AND kind IN ('step', 'effect')
@@ -153,7 +167,8 @@ BEGIN
               ORDER BY q.run_id LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED LOOP
         IF x.overdue THEN
             UPDATE runs SET ending = 'cancelled' WHERE run_id = x.run_id;
-            UPDATE steps SET status = 'cancelled', claim_token = NULL, due_at = NULL WHERE run_id = x.run_id AND status IN ('ready', 'waiting', 'held');
+            UPDATE steps SET status = 'cancelled', claim_token = NULL, due_at = NULL WHERE run_id = x.run_id AND status IN ('ready', 'waiting', 'held')
+               AND NOT binds_v1(effect_key);
         END IF;
         PERFORM stop_v1(x.run_id, safepoint.now());
         n := n + 1;
@@ -179,7 +194,36 @@ BEGIN
 END $$;
 
 -- P8: the ledger lost commits; every process that sees another identity drops what it believes.
-CREATE FUNCTION safepoint.restored_v1(p_reason text) RETURNS uuid LANGUAGE sql
+CREATE FUNCTION safepoint.restored_v1(p_reason text) RETURNS uuid LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
-    UPDATE identity SET incarnation = gen_random_uuid(), reason = p_reason, changed_at = safepoint.now(), takeover_after = '-infinity' RETURNING incarnation
-$$;
+DECLARE
+    fresh uuid;
+BEGIN
+    UPDATE identity SET incarnation = gen_random_uuid(), reason = p_reason, changed_at = safepoint.now(), takeover_after = '-infinity' RETURNING incarnation INTO fresh;
+    PERFORM distrust_effects_v1(p_reason);
+    RETURN fresh;
+END $$;
+
+-- P8: what the ledger says was not sent may have been, by commits that are lost: it is looked up or held, never simply sent.
+CREATE FUNCTION safepoint.distrust_effects_v1(p_reason text) RETURNS integer LANGUAGE plpgsql
+SET search_path = safepoint, pg_temp AS $$
+DECLARE
+    x record;
+    n integer := 0;
+    instant timestamptz := safepoint.now();
+BEGIN
+    FOR x IN SELECT e.idempotency_key, e.run_id FROM effects e JOIN runs r ON r.run_id = e.run_id WHERE r.finished_at IS NULL AND e.status IN ('pending', 'executing')
+              ORDER BY e.run_id, e.idempotency_key LOOP
+        PERFORM FROM runs WHERE run_id = x.run_id FOR NO KEY UPDATE;
+        -- An approval that was asked for has still to be given: what waits for it cannot have been sent without.
+        UPDATE effects e SET status = 'unknown', version = version + 1, unknown_since = instant, lookups = 0, may_send_until = greatest(e.may_send_until, instant),
+               first_sent_at = coalesce(e.first_sent_at, e.created_at)
+         WHERE e.idempotency_key = x.idempotency_key AND e.status IN ('pending', 'executing')
+           AND NOT EXISTS (SELECT FROM steps s WHERE s.run_id = x.run_id AND s.effect_key = e.idempotency_key AND s.status = 'waiting');
+        IF FOUND THEN
+            PERFORM note_effect_v1(x.idempotency_key, 'unknown', 'ledger', 'the ledger lost commits: ' || p_reason, NULL);
+            n := n + 1;
+        END IF;
+    END LOOP;
+    RETURN n;
+END $$;

@@ -51,7 +51,7 @@ BEGIN
             SELECT c.run_id, c.generation, c.path, c.step_id, c.iteration, c.dispatched_at, c.due_at, c.tenant_id, r.priority, r.deadline,
                    c.goes_on AND c.dispatched_at IS NULL AS straight,
                    EXISTS (SELECT FROM live v WHERE r.flow || '@' || r.workflow_version = ANY (v.flows)
-                              AND (c.kind NOT IN ('step', 'effect') OR v.steps = '{}' OR c.name = ANY (v.steps))) AS is_served,
+                              AND (c.kind NOT IN ('step', 'effect', 'compensation') OR v.steps = '{}' OR c.name = ANY (v.steps))) AS is_served,
                    c.dispatched_at IS NULL OR c.dispatched_at < lost_before
                        OR c.due_at <= c.dispatched_at + make_interval(secs => p_grace) AS is_sendable
               FROM candidates c JOIN runs r ON r.run_id = c.run_id

@@ -38,6 +38,7 @@ r.deadline, 'budget', r.budget,
        s.result_encoding, s.error, s.at, s.tokens, s.usd
   FROM safepoint.runs r
   LEFT JOIN safepoint.steps s ON s.run_id = r.run_id AND s.generation = r.generation AND s.commit_seq IS NOT NULL
+   AND s.kind <> 'compensation'
  WHERE r.run_id = %s ORDER BY s.commit_seq
 """
 

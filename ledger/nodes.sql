@@ -84,21 +84,30 @@ BEGIN
     IF NOT coalesce(gone, false) THEN RETURN 'alive'; END IF;
     -- P22: a node that has said goodbye (a drained pool of threads ends with its process) gave its steps back: they keep their lane, nothing counts.
     IF p_cause = 'node' AND n.stopped_at IS NOT NULL THEN p_cause := 'released'; END IF;
-    parked := r.holds <> '{}' OR r.paused_at IS NOT NULL;
+    -- P33: its executor is dead, or it had the right to send until then. A lookup that dies has given no answer, and is counted as one.
+    UPDATE effects SET lookups = lookups + 1, last_answer = jsonb_build_object('answer', 'error', 'text', 'who asked has died', 'at', instant, 'node', s.owner)
+     WHERE idempotency_key = s.effect_key AND status = 'unknown';
+    PERFORM doubt_effect_v1(s.effect_key, CASE WHEN p_cause IN ('child', 'released') THEN instant WHEN p_cause = 'node' THEN greatest(instant, n.lease_until)
+        ELSE 'infinity' END, NULL, 'scan', 'its executor is gone: ' || p_cause, instant);
+    parked := r.holds <> '{}' AND NOT binds_v1(s.effect_key) AND s.kind <> 'compensation' OR r.paused_at IS NOT NULL;
     poison := p_deadly AND s.deaths + 1 > p_max_deaths;
     UPDATE steps SET status = CASE WHEN poison THEN 'held' ELSE 'ready' END, owner = NULL, dispatched_at = NULL, dispatches = 0, ready_at = instant,
            lane = CASE p_cause WHEN 'released' THEN s.home_lane ELSE p_lane END,
            due_at = CASE WHEN parked OR poison THEN 'infinity'::timestamptz ELSE instant END,
            recoveries = s.recoveries + (p_cause NOT IN ('released', 'timeout'))::integer, deaths = s.deaths + p_deadly::integer,
            shared_deaths = s.shared_deaths + (p_cause = 'node' AND NOT p_deadly)::integer,
-           pending_error = CASE p_cause WHEN 'timeout' THEN jsonb_build_object('type', 'StepTimeout', 'message', 'the attempt ran past its timeout') ELSE s.pending_error END,
+           pending_error = CASE WHEN p_cause = 'timeout' AND s.effect_key IS NULL THEN jsonb_build_object('type', 'StepTimeout', 'message',
+               'the attempt ran past its timeout') ELSE s.pending_error END,
            reason = CASE WHEN poison THEN jsonb_build_object('code', 'poison', 'since', instant, 'text', 'its worker died under it ' || (s.deaths + 1) || ' times') END
      WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;
-    UPDATE effects SET status = 'unknown', version = version + 1 WHERE run_id = p_run AND generation = p_generation AND path = p_path
-        AND step_id = p_step AND iteration = p_iteration AND status = 'executing';
     PERFORM emit_v1(p_run, r.tenant_id, jsonb_build_array(jsonb_build_object('type', 'step.lost', 'key', key_v1(p_path, p_step, p_iteration),
         'data', jsonb_strip_nulls(jsonb_build_object('generation', nullif(p_generation, 1), 'cause', p_cause, 'epoch', s.epoch, 'node', s.owner, 'at', s.claimed_at, 'evidence', p_evidence)))));
-    IF r.ending IS NOT NULL OR r.cancel_at IS NOT NULL AND NOT s.cleanup THEN
+    IF poison AND s.kind = 'compensation' THEN
+        PERFORM hold_compensation_v1(p_run);
+        PERFORM stop_v1(p_run, instant);
+    ELSIF s.kind = 'compensation' OR binds_v1(s.effect_key) AND (r.ending IS NOT NULL OR r.cancel_at IS NOT NULL AND NOT s.cleanup) THEN
+        PERFORM stop_v1(p_run, instant);
+    ELSIF r.ending IS NOT NULL OR r.cancel_at IS NOT NULL AND NOT s.cleanup THEN
         UPDATE steps SET status = 'cancelled', claim_token = NULL, due_at = NULL, reason = NULL WHERE run_id = p_run AND generation = p_generation
             AND path = p_path AND step_id = p_step AND iteration = p_iteration;
         PERFORM stop_v1(p_run, instant);

@@ -28,15 +28,17 @@ DECLARE
 BEGIN
     SELECT * INTO r FROM runs WHERE run_id = p_run;
     IF r.ending IS NULL OR r.finished_at IS NOT NULL THEN RETURN r.status; END IF;
-    IF EXISTS (SELECT FROM steps WHERE run_id = p_run AND status = 'running')
-       OR EXISTS (SELECT FROM effects WHERE run_id = p_run AND status IN ('executing', 'unknown')) THEN
-        IF r.status <> 'cancelling' THEN
-            UPDATE runs SET status = 'cancelling', updated_at = instant WHERE run_id = p_run;
-        END IF;
-        RETURN 'cancelling';
-    END IF;
     UPDATE steps SET status = 'cancelled', claim_token = NULL, due_at = NULL, owner = NULL, reason = NULL
-     WHERE run_id = p_run AND status IN ('ready', 'waiting', 'held');
+     WHERE run_id = p_run AND status IN ('ready', 'waiting', 'held') AND kind <> 'compensation' AND NOT binds_v1(effect_key);
+    IF EXISTS (SELECT FROM steps WHERE run_id = p_run AND status = 'running')
+       OR EXISTS (SELECT FROM effects WHERE run_id = p_run AND status IN ('executing', 'unknown'))
+       -- Settled by somebody, and not yet committed: its result belongs to the run's history, and to what is compensated.
+       OR EXISTS (SELECT FROM steps WHERE run_id = p_run AND status IN ('ready', 'held') AND binds_v1(effect_key))
+       OR r.ending <> 'succeeded' AND compensate_v1(p_run, instant) THEN
+        PERFORM ending_v1(p_run, instant);
+        RETURN (SELECT status FROM runs WHERE run_id = p_run);
+    END IF;
+    PERFORM drop_effects_v1(p_run, instant);
     PERFORM emit_v1(p_run, r.tenant_id, jsonb_build_array(jsonb_build_object('type', 'run.' || r.ending,
         'data', jsonb_strip_nulls(jsonb_build_object('error', r.error)))));
     UPDATE runs SET status = r.ending, reason = NULL, holds = '{}', finished_at = instant, updated_at = instant, current_node = NULL
@@ -67,7 +69,7 @@ DECLARE
     why jsonb;
 BEGIN
     SELECT * INTO r FROM runs WHERE run_id = p_run;
-    IF r.finished_at IS NOT NULL OR r.status = 'cancelling' THEN RETURN r.status; END IF;
+    IF r.finished_at IS NOT NULL OR r.status = 'cancelling' OR r.ending IS NOT NULL THEN RETURN r.status; END IF;
     IF r.holds <> '{}' THEN
         fresh := 'held';
         SELECT value INTO why FROM jsonb_each(r.holds) ORDER BY value->>'since' LIMIT 1;
@@ -92,10 +94,11 @@ BEGIN
     RETURN fresh;
 END $$;
 
--- Takes the run's ready steps out of dispatch while it is held or paused; P14: due_at stays set.
+-- Takes the run's ready steps out of dispatch while it is held or paused; P14: due_at stays set. P32: what is to be settled goes on in a held run.
 CREATE FUNCTION safepoint.park_v1(p_run uuid) RETURNS void LANGUAGE sql
 SET search_path = safepoint, pg_temp AS $$
     UPDATE steps SET due_at = 'infinity' WHERE run_id = p_run AND status = 'ready'
+        AND (NOT binds_v1(effect_key) AND kind <> 'compensation' OR EXISTS (SELECT FROM runs WHERE run_id = p_run AND paused_at IS NOT NULL))
 $$;
 
 CREATE FUNCTION safepoint.unpark_v1(p_run uuid) RETURNS void LANGUAGE sql

@@ -33,6 +33,7 @@ BEGIN
            -- P8: another timeline is a promoted standby, which may have lost commits.
            incarnation = CASE WHEN i.timeline IS NOT NULL AND i.timeline <> line THEN gen_random_uuid() ELSE incarnation END,
            reason = CASE WHEN i.timeline IS NOT NULL AND i.timeline <> line THEN 'timeline ' || line ELSE reason END, timeline = line;
+    IF i.timeline IS NOT NULL AND i.timeline <> line THEN PERFORM distrust_effects_v1('timeline ' || line); END IF;
     ran := true; frozen := i.takeover_after > instant;
     RETURN QUERY
         WITH suspects AS MATERIALIZED (

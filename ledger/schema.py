@@ -153,6 +153,7 @@ steps = Table(
     _may("pending_error", JSONB),
     _must("cleanup", Boolean, "false"), _may("joins", Text),
     _may("input", LargeBinary), _may("input_encoding", Text), _may("input_hash", LargeBinary),
+    _may("effect_key", LargeBinary),
     _may("outcome", JSONB), _may("outcome_data", LargeBinary), _may("outcome_encoding", Text),
     _may("result", LargeBinary), _may("result_encoding", Text), _may("result_digest", LargeBinary),
     _may("error", JSONB),
@@ -202,6 +203,7 @@ Index(
     postgresql_where=text("status = 'ready' AND dispatched_at IS NOT NULL"),
 )
 Index("steps_in_flight", steps.c.claimed_from, postgresql_where=text("status = 'running'"))
+Index("steps_effect", steps.c.effect_key, postgresql_where=text("effect_key IS NOT NULL"))
 Index("steps_unserved", steps.c.created_at, postgresql_where=text("status = 'ready' AND reason IS NOT NULL"))
 
 once = Table(
@@ -214,16 +216,23 @@ once = Table(
 effects = Table(
     "effects", METADATA,
     Column("idempotency_key", LargeBinary, primary_key=True), _must("reference", Text), _must("tenant_id", Text),
-    *_step_key(),
-    _must("status", Text, "'pending'"), _must("version", Integer, 1),
+    *_step_key(), _must("ordinal", Integer, 1), _must("name", Text, "''"),
+    _must("status", Text, "'pending'"), _must("version", Integer, 1), _must("declared", JSONB, "'{}'"),
     _must("request", LargeBinary), _must("request_encoding", Text), _must("request_digest", LargeBinary),
     _may("external_id", Text), _may("result", LargeBinary), _may("result_encoding", Text), _may("error", JSONB),
     _must("attempts", Integer, 0), _may("first_sent_at", _INSTANT), _may("last_sent_at", _INSTANT),
-    _may("decision", JSONB),
+    _may("decision", JSONB), _must("lookups", Integer, 0), _may("last_answer", JSONB), _may("unknown_since", _INSTANT),
+    _may("may_send_until", _INSTANT), _may("sent_token", Uuid), _may("sent_by", Text),
+    Column("compensates", LargeBinary, _reference("effects.idempotency_key")), _may("commit_seq", Integer),
     _must("created_at", _INSTANT), _may("settled_at", _INSTANT),
-    UniqueConstraint(*STEP_KEY),
+    UniqueConstraint(*STEP_KEY, "ordinal", name="effects_once"),
     _one_of("effects_status", tuple(EffectStatus)),
     CheckConstraint("(status IN ('succeeded', 'failed')) = (settled_at IS NOT NULL)", name="effects_settled"),
+    CheckConstraint("status <> 'unknown' OR unknown_since IS NOT NULL", name="effects_unknown_since"),
+    CheckConstraint(
+        "status <> 'executing' OR (sent_token IS NOT NULL AND may_send_until IS NOT NULL)",
+        name="effects_executing_is_named",
+    ),
 )  # fmt: skip
 Index(
     "effects_unsettled",
@@ -231,6 +240,8 @@ Index(
     effects.c.created_at,
     postgresql_where=text("status IN ('executing', 'unknown')"),
 )
+
+Index("effects_compensations", effects.c.compensates, postgresql_where=text("compensates IS NOT NULL"))
 
 effect_history = Table(
     "effect_history", METADATA,

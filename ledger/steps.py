@@ -17,6 +17,7 @@ import orjson
 from psycopg.types.json import Jsonb
 
 from .connect import Connection
+from .effects import Effect
 from .key import Key
 
 __all__ = [
@@ -132,6 +133,7 @@ class Claimed:
     run_input: bytes | None
     run_input_encoding: str | None
     history: tuple[Record, ...]
+    effect: Effect | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,8 @@ def _claimed(run_id: UUID, key: Key, token: UUID, row: tuple[Any, ...]) -> Claim
         o_encoding,
         *rest,
     ) = row
-    first, dispatched, db_now, version, generation, era, seen, run, run_input, run_encoding, *history = rest
+    first, dispatched, db_now, version, generation, era, seen, run, run_input, run_encoding, *rest = rest
+    effect, e_data, e_encoding, *history = rest
     return Claimed(
         run_id=run_id,
         key=key,
@@ -231,6 +234,7 @@ def _claimed(run_id: UUID, key: Key, token: UUID, row: tuple[Any, ...]) -> Claim
         run_input=run_input,
         run_input_encoding=run_encoding,
         history=_records(generation, *history),
+        effect=None if effect is None else Effect.of(effect, e_data, e_encoding),
     )
 
 

@@ -14,7 +14,7 @@ import structlog
 from ..config.crash import crash_point
 from ..config.settings import Settings
 from ..ledger import commit as commits
-from ..ledger import history
+from ..ledger import effects, history
 from ..ledger.commit import Answer, Ending, Next, Result
 from ..ledger.connect import Connection
 from ..ledger.errors import ConfigError, ValueNotSealed
@@ -53,6 +53,8 @@ class Advance:
 
     def commit(self, turn: Turn, result: Result) -> Sequence[Next]:
         """Store the outcome, and with it what the flow asks for next; return the rows to be published."""
+        if turn.kept is None:  # P29: it is stored, and nothing follows from it
+            return self._committed(turn, self._send(turn, result, artifacts=turn.artifacts), result)
         joins = self._joins(turn)
         if joins is not None:
             answer = self._send(turn, result, joins=joins, artifacts=turn.artifacts)
@@ -60,7 +62,7 @@ class Advance:
                 self._histories.keep(
                     turn.run_id, turn.replay
                 )  # not fed: the next claim brings this record with the others
-                return self._committed(turn, answer)
+                return self._committed(turn, answer, result)
         state_version = turn.claimed.state_version
         for miss in range(MISSES + 1):
             if miss or turn.replay.seen > state_version:
@@ -68,10 +70,10 @@ class Advance:
             answer = self._advanced(turn, result, state_version)
             if answer.verdict != "stale":
                 self._keep(turn, answer)
-                return self._committed(turn, answer)
+                return self._committed(turn, answer, result)
         answer = self._masked(lambda connection: self._locked(connection, turn, result))
         self._keep(turn, answer)
-        return self._committed(turn, answer)
+        return self._committed(turn, answer, result)
 
     def _joins(self, turn: Turn) -> str | None:
         """Name the gather whose other members are still open: then this outcome lets nothing new be asked (P26)."""
@@ -158,9 +160,7 @@ class Advance:
         info = run_info(
             turn.run_id, found.run, generation=found.generation, data=found.input, encoding=found.input_encoding
         )
-        turn.replay = self._histories.build(
-            flow, info, era=found.era, load=self._performance.loader(found.run["tenant"])
-        )
+        turn.kept = self._histories.build(flow, info, era=found.era, load=self._performance.loader(found.run["tenant"]))
         self._histories.feed(turn.replay, [record_of(row) for row in found.rows])
         turn.replay.driver.take_new()  # asked for by commits before this one
         turn.replay.driver.take_notes()
@@ -198,17 +198,20 @@ class Advance:
                 notes=[*turn.notes, *flow_notes],
                 grace=self.settings.relay.grace,
                 settle=settle,
+                effect=turn.said,
                 **follows,
             )
 
         return send(connection) if connection is not None else self._masked(send)
 
-    def _committed(self, turn: Turn, answer: Answer) -> Sequence[Next]:
+    def _committed(self, turn: Turn, answer: Answer, result: Result) -> Sequence[Next]:
         if answer.verdict == "lost":
-            turn.replay.driver.close()
+            if turn.kept is not None:
+                turn.kept.driver.close()
             log.warning(
                 "lease.refused", run=str(turn.run_id), step=turn.key.wire, epoch=turn.claimed.epoch, error="LeaseLost"
             )
+            self._testify(turn, result)
             return ()
         crash_point("commit.after", turn.key.wire)
         log.info(
@@ -220,6 +223,25 @@ class Advance:
             run_status=answer.run_status,
         )
         return answer.rows
+
+    def _testify(self, turn: Turn, result: Result) -> None:
+        """P34: an executor that has lost its lease still knows what its effect has come to."""
+        effect, data = turn.claimed.effect, result.data
+        if effect is None or result.status != "succeeded" or data is None:
+            return
+        answer = self._masked(
+            lambda connection: effects.evidence(
+                connection,
+                turn.run_id,
+                key=effect.key,
+                node=self._node_id,
+                epoch=turn.claimed.epoch,
+                data=data,
+                encoding=result.encoding or "json",
+                external_id=(turn.said or {}).get("external_id"),
+            )
+        )
+        log.warning("effect.evidence", run=str(turn.run_id), step=turn.key.wire, answer=answer)
 
     def _masked(self, ask: Callable[[Connection], T]) -> T:
         """Ask the ledger until it answers, with signals held back."""

@@ -18,9 +18,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ledger.errors import StepTimeout
-from .step import Step
 
-__all__ = ["EventLoop", "Raised", "Returned", "attempt"]
+__all__ = ["EventLoop", "Job", "Raised", "Returned", "attempt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The code to be run: a step's own function, an effect's lookup, a compensation; `timeout` in seconds."""
+
+    fn: Callable[..., Any]
+    is_async: bool
+    timeout: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,28 +76,28 @@ class EventLoop:
 
 
 def attempt(
-    step: Step[..., Any],
+    job: Job,
     args: tuple[object, ...],
     kwargs: dict[str, object],
     *,
     entered: Callable[[], AbstractContextManager[object]],
     loop: EventLoop,
 ) -> Returned | Raised:
-    """Call the step's function inside its context (`entered`), sync here or async on the process's loop."""
+    """Call the function inside its context (`entered`), sync here or async on the process's loop."""
     try:
-        if not step.is_async:
+        if not job.is_async:
             with entered():
-                return Returned(step.fn(*args, **kwargs))
-        return Returned(loop.run(_inside(step, args, kwargs, entered), timeout=step.timeout))
+                return Returned(job.fn(*args, **kwargs))
+        return Returned(loop.run(_inside(job, args, kwargs, entered), timeout=job.timeout))
     except BaseException as error:  # noqa: BLE001  # becomes a failed attempt in the ledger, with its type and message
         return Raised(error)
 
 
 async def _inside(
-    step: Step[..., Any],
+    job: Job,
     args: tuple[object, ...],
     kwargs: dict[str, object],
     entered: Callable[[], AbstractContextManager[object]],
 ) -> object:
     with entered():
-        return await step.fn(*args, **kwargs)
+        return await job.fn(*args, **kwargs)

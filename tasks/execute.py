@@ -24,7 +24,7 @@ from ..ledger.errors import ArtifactStoreUnavailable, StepTimeout, describe
 from ..ledger.key import Key
 from ..ledger.steps import Claimed, NotYours, Settled
 from .advance import Advance
-from .attempt import Raised, Returned
+from .attempt import Job, Raised, Returned
 from .ending import diverged
 from .histories import Histories, Replay, record_of, run_info
 from .loan import Loan, Shutdown
@@ -34,7 +34,8 @@ from .record import Record
 from .registry import Registry, find_flow
 from .relay import message, redispatch_after
 from .retry import Retry, decide
-from .rows import hold_of
+from .rows import hold_of, request_changed
+from .settle import COMPENSATION, Settler
 from .signals import masked
 from .step import Step
 from .turn import Turn
@@ -49,7 +50,7 @@ KIND_TIMEOUT = 60.0  # seconds for a step that executes nothing
 ALONE = NotYours("alone")  # this step, or one that runs here, must have the node for itself (P23)
 ALONE_PATIENCE = 10.0  # seconds until the row is left to another node
 ALONE_PAUSE = 0.2
-EXECUTED = frozenset({"step", "effect"})
+EXECUTED = frozenset({"step", "effect", "compensation"})
 
 
 class Executor:
@@ -74,6 +75,9 @@ class Executor:
         self._registry = registry
         self._node_id = node_id
         self._advance = Advance(settings, loan=loan, histories=histories, performance=performance, node_id=node_id)
+        self._settler = Settler(
+            settings, loan=loan, performance=performance, advance=self._advance, release=self._release, node_id=node_id
+        )
 
     def execute(self, run: str, step: str, lane: str) -> None:
         """Execute the step that a message hints at, if the ledger says that it is ours to execute."""
@@ -97,7 +101,7 @@ class Executor:
     def _claim(self, run_id: UUID, key: Key, *, lane: str, token: UUID) -> Turn | None:
         self._histories.identify(self.loan.incarnation)
         replay = self._histories.take(run_id)
-        declared = self._registry.steps.get(key.step_id)
+        declared = self._registry.steps.get(key.step_id.removeprefix(COMPENSATION))
         timeout = (declared.timeout if declared else KIND_TIMEOUT) + self.settings.worker.step_grace
         # The claim itself takes its own row out of dispatch.
         settle = [row for row in self.loan.take_published() if (row.run_id, row.key) != (run_id, key)]
@@ -138,6 +142,11 @@ class Executor:
     def _turn(
         self, claimed: Claimed, replay: Replay | None, *, began: float, declared: Step[..., Any] | None
     ) -> Turn | None:
+        step = declared if claimed.kind in EXECUTED else None
+        if claimed.effect is not None and (claimed.run["still"] or claimed.kind == "compensation"):
+            if replay is not None:
+                self._histories.keep(claimed.run_id, replay)
+            return Turn(claimed, None, began, step=step)
         if replay is None or claimed.seen < 0:
             if replay is not None:
                 replay.driver.close()
@@ -146,7 +155,7 @@ class Executor:
                 self._release((claimed.run_id, claimed.key, claimed.token), why="version")
                 return None
             replay = built
-        turn = Turn(claimed, replay, began, step=declared if claimed.kind in EXECUTED else None)
+        turn = Turn(claimed, replay, began, step=step)
         self._histories.feed(replay, [record_of(row) for row in claimed.history])
         # What the history led to was asked for, and noted, by the commits that wrote it.
         replay.driver.take_new()
@@ -184,6 +193,8 @@ class Executor:
         asked = driver.asked.get(turn.key)
         if asked is not None and asked.kind == claimed.kind and claimed.input_hash in {None, asked.input_hash}:
             return None
+        if asked is not None and asked.kind == claimed.kind == "effect":
+            return request_changed(turn.run_id, turn.key, frozen=claimed.input_hash, asked=asked.input_hash)
         record = Record(
             claimed.state_version, turn.key, claimed.kind, "ready", claimed.db_now, input_hash=claimed.input_hash
         )
@@ -207,13 +218,20 @@ class Executor:
             self._replayed_again(turn)
             self._release((turn.run_id, turn.key, turn.claimed.token), why="version")
             return ()
+        if turn.claimed.effect is not None:
+            return self._settler.work(turn)
         # P24: the scan ended an attempt; the policy is evaluated where the user's code is
         if turn.claimed.pending_error is not None:
             return self._failed(turn, StepTimeout(seconds=turn.step.timeout), {})
         refused = self._performance.refusal(turn.claimed)
         if refused is not None:
             return self._advance.commit(turn, Result("failed", turn.now(), error=describe(refused)))
-        done = self._performance.perform(turn.step, turn.replay.driver.asked[turn.key], turn.claimed)
+        done = self._performance.perform(
+            Job(turn.step.fn, turn.step.is_async, turn.step.timeout),
+            turn.claimed,
+            arguments=turn.replay.driver.asked[turn.key].arguments,
+            encode=turn.step.encode_result,
+        )
         turn.notes += done.notes
         turn.artifacts += done.artifacts
         crash_point("commit.before", turn.key.wire)
@@ -292,7 +310,8 @@ class Executor:
 
     def _replayed_again(self, turn: Turn) -> None:
         """Keep the driver: it has been fed nothing that is not committed."""
-        self._histories.keep(turn.run_id, turn.replay)
+        if turn.kept is not None:
+            self._histories.keep(turn.run_id, turn.kept)
 
     # Publish.
 

@@ -4,7 +4,6 @@ runs.
 
 from __future__ import annotations
 
-import hashlib
 import random
 import time
 from collections.abc import Callable
@@ -24,14 +23,13 @@ from ..ledger.errors import ArtifactStoreUnavailable, BudgetExceeded, ValueTooLa
 from ..ledger.seal import Seal
 from ..ledger.steps import Claimed
 from .artifact import Artifact, reading_from
-from .attempt import EventLoop, Raised, Returned, attempt
-from .awaited import Asked
+from .attempt import EventLoop, Job, Raised, Returned, attempt
 from .budget import Budget
 from .context import StepContext, running
 from .decision import Decision
 from .loan import Loan
 from .record import Load
-from .step import Step
+from .signature import Arguments
 
 __all__ = ["Performance", "Performed"]
 
@@ -67,6 +65,7 @@ class Performed:
     usd: Decimal = Decimal(0)
     notes: list[dict[str, Any]] = field(default_factory=list)
     artifacts: list[dict[str, Any]] = field(default_factory=list)
+    returned: bool = False  # it did return, and what it returned cannot be stored
 
 
 class _StepLedger:
@@ -151,10 +150,22 @@ class Performance:
         """Return the decision that nobody has taken in time."""
         return Decision("expired", approved=False).encode()
 
-    def perform(self, step: Step[..., Any], asked: Asked, claimed: Claimed) -> Performed:
-        """Run the step's code once and encode what it returns."""
+    def plain(self, claimed: Claimed) -> bytes:
+        """Return the JSON of what the claim's row holds as its input."""
+        data, encoding = claimed.input or b"null", claimed.input_encoding or "json"
+        return self.loader(claimed.run["tenant"])(data, encoding)
+
+    def perform(
+        self,
+        job: Job,
+        claimed: Claimed,
+        *,
+        arguments: Callable[[], Arguments],
+        encode: Callable[[Any], Encoded | None],
+    ) -> Performed:
+        """Run the code once and encode what it returns; nothing is stored where `encode` gives None."""
         ledger = _StepLedger(self, claimed)
-        context = self._context(step, claimed, ledger)
+        context = self._context(claimed, ledger)
         source = _Source(self.store, context.tenant)
 
         @contextmanager
@@ -164,36 +175,40 @@ class Performance:
                 stack.enter_context(reading_from(source))
                 yield
 
-        came = self._call(step, asked, entered, source)
+        came = self._call(job, arguments, entered, source)
         done = Performed(
             came, tokens=context.spent_tokens, usd=Decimal(str(context.spent_usd)), artifacts=ledger.artifacts
         )
         if isinstance(came, Returned):
             try:
-                done.encoded = self._encode(step.encode_result(came.value), tenant=context.tenant, refs=done.artifacts)
+                encoded = encode(came.value)
+                if encoded is not None:
+                    done.encoded = self._encode(encoded, tenant=context.tenant, refs=done.artifacts)
             # a value that cannot be stored: a failed attempt, with the path of what is wrong
             except Exception as error:  # noqa: BLE001
                 done.came = Raised(error)
+                done.returned = True
         done.notes = [{"type": "note", "key": str(claimed.key), "data": note} for note in context.notes]
         return done
 
     def _call(
-        self, step: Step[..., Any], asked: Asked, entered: Callable[[], AbstractContextManager[object]], source: _Source
+        self,
+        job: Job,
+        arguments: Callable[[], Arguments],
+        entered: Callable[[], AbstractContextManager[object]],
+        source: _Source,
     ) -> Returned | Raised:
         try:
             with reading_from(source):
-                args, kwargs = asked.arguments()
+                args, kwargs = arguments()
         # arguments that no longer fit their types: a failed attempt that says so
         except Exception as error:  # noqa: BLE001
             return Raised(error)
-        return attempt(step, args, kwargs, entered=entered, loop=self._loop)
+        return attempt(job, args, kwargs, entered=entered, loop=self._loop)
 
-    def _context(self, step: Step[..., Any], claimed: Claimed, ledger: _StepLedger) -> StepContext:
+    def _context(self, claimed: Claimed, ledger: _StepLedger) -> StepContext:
         run, key = claimed.run, claimed.key
-        reference = f"{claimed.run_id}/{key.generation}/{key}"
-        effect_key = None
-        if step.kind == "effect":
-            effect_key = hashlib.sha256(reference.encode() + (claimed.input_hash or b"")).hexdigest()
+        effect = claimed.effect
         budget = Budget(**{name: run["budget"].get(name) for name in ("tokens", "usd", "retries")})
         return StepContext(
             str(claimed.run_id),
@@ -206,8 +221,8 @@ class Performance:
             attempt=claimed.attempt,
             recoveries=claimed.recoveries,
             epoch=claimed.epoch,
-            reference=reference,
-            effect_key=effect_key,
+            reference=effect.reference if effect else f"{claimed.run_id}/{key.generation}/{key}",
+            effect_key=effect.key if effect else None,
             deadline=datetime.fromisoformat(run["deadline"]) if run["deadline"] else None,
             budget_before=budget.less(
                 tokens=run["spent_tokens"], usd=float(run["spent_usd"]), retries=run["spent_retries"]

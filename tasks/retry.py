@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from .step import Step
 
-__all__ = ["Retry", "Stop", "decide"]
+__all__ = ["Retry", "Stop", "decide", "pause"]
 
 T = TypeVar("T")
 
@@ -77,8 +77,26 @@ def decide(
     return verdict
 
 
+def pause(
+    fn: Callable[..., object],
+    *,
+    wait: Callable[[RetryCallState], float] | WaitBaseT | None,
+    stop: Callable[[RetryCallState], bool] | StopBaseT,
+    attempt: int,
+    elapsed: float,
+    error: BaseException,
+) -> float | None:
+    """Give the seconds until something is tried once more after `attempt` times, or None when that was enough."""
+    state = _state(fn, attempt=attempt, error=error, elapsed=elapsed)
+    try:
+        state.upcoming_sleep = seconds(_answer(wait or _defaults()[0], state), what="wait")
+        return None if _answer(stop, state) else state.upcoming_sleep
+    except Exception:  # noqa: BLE001  # the user's policy: what it cannot say is not asked for ever
+        return None
+
+
 def _by_policy(step: Step[..., object], *, attempt: int, error: BaseException, elapsed: float) -> Retry | Stop:
-    state = _state(step, attempt=attempt, error=error, elapsed=elapsed)
+    state = _state(step.fn, attempt=attempt, error=error, elapsed=elapsed)
     if not _is_retried(step, error=error, state=state):
         return Stop("permanent", f"{type(error).__name__} is not retried")
     wait, stop = _defaults()
@@ -101,10 +119,10 @@ def _is_retried(step: Step[..., object], *, error: BaseException, state: RetryCa
     return not isinstance(error, NEVER)  # pydantic's ValidationError is a ValueError
 
 
-def _state(step: Step[..., object], *, attempt: int, error: BaseException, elapsed: float) -> RetryCallState:
+def _state(fn: Callable[..., object], *, attempt: int, error: BaseException, elapsed: float) -> RetryCallState:
     from tenacity import Future, RetryCallState, Retrying  # noqa: PLC0415  # its import costs more than all of the face
 
-    state = RetryCallState(Retrying(), step.fn, (), {})
+    state = RetryCallState(Retrying(), fn, (), {})
     state.attempt_number = attempt
     state.outcome = Future(attempt)
     state.outcome.set_exception(error)

@@ -11,12 +11,15 @@ from uuid import UUID, uuid5
 
 from ..ledger.codec import Encoded
 from ..ledger.commit import Ending
+from ..ledger.effect_errors import EffectRequestChanged
 from ..ledger.key import Key
 from .awaited import Asked
+from .effect import Effect
 from .flow import ChildRun
 from .outcome import Continued, Diverged, Failed, FlowError, Outcome, Returned, WasCancelled
+from .step import StepCall
 
-__all__ = ["child_id", "ending_of", "hold_of", "row_of", "sealed"]
+__all__ = ["child_id", "ending_of", "hold_of", "request_changed", "row_of", "sealed"]
 
 
 def child_id(run_id: UUID, key: Key) -> UUID:
@@ -49,6 +52,7 @@ def row_of(asked: Asked, *, run_id: UUID) -> dict[str, Any]:
     match asked.kind:
         case "effect" if asked.input is not None:  # frozen: what is sent later is what was asked now
             row |= {"request": _text(asked.input.data), "encoding": asked.input.encoding}
+            row["effect"] = _effect_of(asked).declared()
         case "approval" if asked.show is not None:
             row |= {"request": _text(asked.show.data), "encoding": asked.show.encoding}
         case "child":
@@ -86,6 +90,12 @@ def _child(asked: Asked, *, run_id: UUID) -> dict[str, Any]:
     }
 
 
+def _effect_of(asked: Asked) -> Effect[..., Any]:
+    step = asked.awaited.step if isinstance(asked.awaited, StepCall) else None
+    assert isinstance(step, Effect)
+    return step
+
+
 def _reason(asked: Asked, *, run_id: UUID) -> dict[str, str] | None:
     match asked.kind:
         case "timer":
@@ -100,6 +110,12 @@ def _reason(asked: Asked, *, run_id: UUID) -> dict[str, str] | None:
             return {
                 "code": "approval",
                 "text": f"waiting for a decision on {asked.name!r}",
+                "next": f"safepoint approve {run_id} {asked.name} --by NAME",
+            }
+        case "effect" if role := _effect_of(asked).safety.requires_approval:
+            return {
+                "code": "approval",
+                "text": f"waiting for a decision ({role}) on the request of {asked.key}",
                 "next": f"safepoint approve {run_id} {asked.name} --by NAME",
             }
         case "child":
@@ -146,3 +162,20 @@ def hold_of(outcome: Outcome | None, *, run_id: UUID) -> dict[str, Any] | None:
                 f" then: safepoint resume {run_id}",
             }
     return None
+
+
+def request_changed(run_id: UUID, key: Key, *, frozen: bytes | None, asked: bytes) -> dict[str, Any]:
+    """Return the hold of a run whose flow asks for another request under the key of a frozen one (R14)."""
+    error = EffectRequestChanged(key=str(key), frozen=(frozen or b"").hex()[:12] or "nothing", asked=asked.hex()[:12])
+    return {
+        "code": "diverged",
+        "text": f"{type(error).__name__}: {error}",
+        "detail": {
+            "error": type(error).__name__,
+            "key": str(key),
+            "frozen": (frozen or b"").hex(),
+            "asked": asked.hex(),
+        },
+        "next": "bring back the code the run started with; a wanted change is a new call of the effect,"
+        f" then: safepoint resume {run_id}",
+    }

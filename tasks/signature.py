@@ -26,7 +26,7 @@ from ..ledger.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Signature", "refuse_awaitable"]
+__all__ = ["Arguments", "Signature", "refuse_awaitable"]
 
 Arguments = tuple[tuple[object, ...], dict[str, object]]
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from ..ledger.effects import Effect
     from ..ledger.key import Key
     from ..ledger.steps import Claimed
+    from .effect import Effect as Declared
     from .histories import Replay
     from .step import Step
 
@@ -23,11 +25,35 @@ class Turn:
     """One claimed step under way."""
 
     claimed: Claimed
-    replay: Replay
+    kept: Replay | None  # of a turn that only stores an outcome: nothing
     began: float
     step: Step[..., Any] | None = None
     notes: list[dict[str, Any]] = field(default_factory=list)
     artifacts: list[dict[str, Any]] = field(default_factory=list)
+    said: dict[str, Any] | None = None  # what its commit says of the effect besides its outcome
+
+    @property
+    def replay(self) -> Replay:
+        """The run's flow as far as it has been fed."""
+        assert self.kept is not None
+        return self.kept
+
+    @property
+    def effect(self) -> Effect:
+        """The effect that was claimed."""
+        assert self.claimed.effect is not None
+        return self.claimed.effect
+
+    @property
+    def declared(self) -> Declared[..., Any]:
+        """Its declaration."""
+        assert self.step is not None
+        return self.step  # type: ignore[return-value]  # an effect's row is made for a declared effect
+
+    @property
+    def is_compensation(self) -> bool:
+        """Whether it undoes another effect."""
+        return self.claimed.kind == "compensation"
 
     @property
     def run_id(self) -> UUID:

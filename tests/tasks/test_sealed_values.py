@@ -135,7 +135,8 @@ def test_nothing_of_a_run_can_be_read_and_its_result_is_what_it_would_be(
     assert verbs.value("SELECT count(*) FROM safepoint.artifacts WHERE tenant_id = 'sealing'") == 1
     assert in_the_open(verbs, tmp_path) == []
     sealed = {row["kind"]: row["input_encoding"] for row in verbs.rows("SELECT * FROM safepoint.steps") if row["input"]}
-    assert sealed == {"effect": "sealed", "approval": "sealed"}
+    assert sealed == {"approval": "sealed"}
+    assert verbs.value("SELECT DISTINCT request_encoding FROM safepoint.effects") == "sealed"
     assert verbs.value("SELECT encoding FROM safepoint.once") == "sealed"
     assert set(toy_codec.calls) == {"sealing"}
 

@@ -1,4 +1,4 @@
-"""The whole ledger of the first release: tables, then the protocol's functions, as the SQL files state them."""
+"""The tables of the first release. The protocol's functions are put in place by the newest revision."""
 
 from importlib.resources import files
 
@@ -9,13 +9,11 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-PARTS = ("core", "clock", "runs", "enqueue", "claim", "commit", "waits", "nodes", "dispatch", "control", "scan", "once")
+PARTS = ("core",)
 
 
 def upgrade() -> None:
-    """Create everything in the schema `safepoint` and take the functions away from PUBLIC (P42)."""
-    # Functions may name functions of a later part; bodies are checked when they run.
-    op.execute("SET LOCAL check_function_bodies = off")
+    """Create the tables in the schema `safepoint`, and take their trigger's function away from PUBLIC (P42)."""
     for part in PARTS:
         text = files("safepoint.ledger").joinpath(f"{part}.sql").read_text(encoding="utf-8")
         # The driver itself: without parameters it sends several statements at once and leaves % alone.

@@ -9,6 +9,7 @@ import pytest
 from ledger_clock import Clock
 from ledger_verbs import LEASE, NODE, PARKED, Verbs, ask, key
 from safepoint.ledger import nodes
+from safepoint.ledger.effects import begin
 from safepoint.ledger.steps import Cause, Claimed
 
 A, B = key("a#1"), key("b#1")
@@ -59,12 +60,12 @@ def test_p22_a_step_is_released_only_for_the_process_that_ran_it(verbs: Verbs) -
 def test_p22_an_effect_that_was_executing_is_released_as_unknown(verbs: Verbs) -> None:
     run = verbs.begun(ask("a#1", "effect", request="e30=", encoding="json"))
     claimed = verbs.claimed(run, A)
-    verbs.connection.execute(
-        "INSERT INTO safepoint.effects (idempotency_key, reference, tenant_id, run_id, generation, path, step_id,"
-        " iteration, status, request, request_encoding, request_digest, created_at)"
-        " VALUES ('k', 'r', 'default', %s, 1, '', 'a', 1, 'executing', '', 'json', '', safepoint.now())",
-        (run,),
-    )
+    assert claimed.effect is not None
+    begun = begin(
+        verbs.connection, run, A, token=claimed.token, digest=claimed.effect.digest, how="send", timeout=60.0,
+        authoritative_after=0.0, key_retention=None, asked_ago=0.0,
+    )  # fmt: skip
+    assert begun.answer == "begun"
 
     verbs.lose(claimed, Cause.RELEASED)
 

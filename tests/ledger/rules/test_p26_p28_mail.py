@@ -216,16 +216,6 @@ def test_p28_a_decision_that_comes_second_is_none_for_the_next_question(verbs: V
     assert verbs.statuses(run)["ok#2"] == "waiting"
 
 
-def test_p28_a_decision_before_its_question_is_kept_for_it(verbs: Verbs) -> None:
-    run = verbs.enqueue()
-
-    assert verbs.signal(run, "ok", kind="approval", data=b"yes", dedupe="once") == "stored"
-    verbs.done(run, asked=[ask("ok#1", "approval")])
-
-    assert verbs.statuses(run)["ok#1"] == "ready"
-    assert verbs.signal(run, "ok", kind="approval", data=b"yes", dedupe="once") == "duplicate"
-
-
 def test_p28_a_decided_wait_does_not_expire(verbs: Verbs, clock: Clock) -> None:
     run = verbs.begun(ask("ok#1", "approval", delay=10.0))
     verbs.signal(run, "ok", kind="approval", data=b"yes")

@@ -1,0 +1,50 @@
+"""How a claimed effect that nobody knows about is to be settled, by its declaration and its lookup's own policy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..recovery.reconcile import Doubt, Way, reconcile
+from .retry import pause
+
+if TYPE_CHECKING:
+    from .turn import Turn
+
+__all__ = ["pause_of", "way_of"]
+
+LOOKUPS = 8  # answers that tell nothing before a person is asked, unless the lookup says otherwise
+
+
+def way_of(turn: Turn, *, lookups: int, error: BaseException | None = None) -> Way:
+    """Decide how the effect is settled after so many answers that told nothing."""
+    step, safety = turn.declared, turn.declared.safety
+    has_lookup = step.lookup_fn is not None and not turn.is_compensation
+    idempotent = safety.idempotent
+    if turn.is_compensation and step.undoing.idempotent is not None:
+        idempotent = step.undoing.idempotent
+    return reconcile(
+        Doubt(
+            has_lookup=has_lookup,
+            asked_enough=has_lookup and lookups > 0 and pause_of(turn, lookups=lookups, error=error) is None,
+            idempotent=idempotent,
+            key_retention=safety.key_retention,
+            first_sent_ago=turn.effect.first_sent_ago,
+        )
+    )
+
+
+def pause_of(turn: Turn, *, lookups: int, error: BaseException | None) -> float | None:
+    """Give the seconds until the lookup is asked again, or None when it was asked often enough."""
+    asking = turn.declared.asking
+    return pause(
+        turn.declared.lookup_fn or turn.declared.fn,
+        wait=asking.wait,
+        stop=asking.stop or _enough,
+        attempt=lookups,
+        elapsed=turn.effect.unknown_for,
+        error=error or TimeoutError("the lookup could not tell"),
+    )
+
+
+def _enough(state: Any) -> bool:
+    return bool(state.attempt_number >= LOOKUPS)

@@ -1,0 +1,376 @@
+"""A claimed effect, from what the ledger knows of it to what it has come to: sent once, looked up, sent again under the
+same key, or left for a person (P32 to P34, P37). The only place that sends.
+
+The request is the frozen one of the ledger, whatever the flow would ask for now; nothing leaves before the ledger says,
+durably, that it is `executing`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from inspect import iscoroutinefunction
+from typing import Any, Literal, Protocol
+from uuid import UUID
+
+import structlog
+
+from ..config.crash import crash_point
+from ..config.settings import Settings
+from ..ledger import commit as commits
+from ..ledger import effects
+from ..ledger.codec import Codec, Encoded
+from ..ledger.commit import Next, Result
+from ..ledger.effect_errors import ApprovalDenied
+from ..ledger.errors import SafepointError, describe
+from ..ledger.key import Key
+from ..recovery.reconcile import Way
+from .advance import Advance
+from .attempt import Job, Raised, Returned
+from .doubt import pause_of, way_of
+from .loan import Loan
+from .lookup import NOT_EXECUTED, UNSURE, Found
+from .performance import Performance, Performed
+from .retry import Retry, decide
+from .rows import request_changed
+from .signals import masked
+from .turn import Turn
+
+__all__ = ["COMPENSATION", "Settler"]
+
+log = structlog.get_logger("safepoint.effect")
+COMPENSATION = "compensate:"  # what a compensation's step id begins with
+NOTHING = Decimal(0)
+
+
+class _Release(Protocol):
+    def __call__(
+        self, claim: tuple[UUID, Key, UUID], *, why: str, hold: dict[str, Any] | None = None, delay: float = 0.0
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What is to be sent: the code, its frozen arguments and their digest, how its result is stored."""
+
+    job: Job
+    arguments: Callable[[], tuple[tuple[object, ...], dict[str, object]]]
+    digest: bytes
+    encode: Callable[[Any], Encoded]
+
+
+class Settler:
+    """Works on claimed effects and compensations."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        loan: Loan,
+        performance: Performance,
+        advance: Advance,
+        release: _Release,
+        node_id: str,
+    ) -> None:
+        self.settings = settings
+        self.loan = loan
+        self._performance = performance
+        self._advance = advance
+        self._release = release
+        self._node_id = node_id
+
+    def work(self, turn: Turn) -> Sequence[Next]:
+        """Bring an effect as far as it can be brought now; return the rows to be published."""
+        effect = turn.effect
+        match effect.status:
+            case "succeeded":  # by a person, a webhook, or late evidence
+                return self._advance.commit(turn, Result("succeeded", turn.now(), effect.data, effect.encoding))
+            case "failed":
+                error = {"attempts": effect.attempts, **(effect.error or {"type": "Failed", "message": "settled"})}
+                return self._advance.commit(turn, Result("failed", turn.now(), error=error))
+            case "pending":
+                refused = self._refusal(turn)
+                if refused is not None:
+                    return self._advance.commit(turn, Result("failed", turn.now(), error=describe(refused)))
+                return self._send(turn, how="send")
+        match way_of(turn, lookups=effect.lookups):
+            case Way.ASK:
+                return self._ask(turn)
+            case Way.AGAIN:
+                return self._send(turn, how="again")
+            case Way.HOLD:
+                return self._hold(turn, effect.error)
+
+    def _refusal(self, turn: Turn) -> SafepointError | None:
+        """Say why what was never sent is not sent at all."""
+        decision = turn.effect.decision or {}
+        if decision.get("outcome") == "denied":
+            note = f": {decision['note']}" if decision.get("note") else ""
+            return ApprovalDenied(key=str(turn.key), by=str(decision.get("by") or "somebody"), note=note)
+        return None if turn.is_compensation else self._performance.refusal(turn.claimed)
+
+    # Asking.
+
+    def _ask(self, turn: Turn) -> Sequence[Next]:
+        """Ask the other side whether it has done it."""
+        step, asked_at = turn.declared, time.monotonic()
+        assert step.lookup_fn is not None
+        plain = self._performance.plain(turn.claimed)
+        done = self._performance.perform(
+            Job(step.lookup_fn, iscoroutinefunction(step.lookup_fn), step.asking.timeout),
+            turn.claimed,
+            arguments=lambda: step.decode_input(plain),
+            encode=lambda answer: step.encode_result(answer.value) if isinstance(answer, Found) else None,
+        )
+        turn.notes += done.notes
+        match done.came:
+            case Returned(value=Found(value=value)):
+                assert done.encoded is not None
+                turn.artifacts += done.artifacts
+                turn.said = {
+                    "why": "the lookup says: found",
+                    "answer": {"answer": "found"},
+                    "external_id": step.named(value),
+                }
+                return self._succeed(turn, done.encoded, done)
+            case Returned(value=value) if value is NOT_EXECUTED:
+                return self._send(turn, how="send", asked_at=asked_at)
+            case Returned(value=value) if value is UNSURE:
+                return self._unsure(turn, {"answer": "unsure"}, None, done)
+            case Returned(value=value):
+                text = f"it gave {type(value).__name__}. Accepted: Found(result), NOT_EXECUTED, UNSURE"
+                return self._unsure(turn, {"answer": "error", "text": text}, TypeError(text), done)
+            case Raised(error=error):
+                told = f"{type(error).__name__}: {error}"[:500]
+                return self._unsure(turn, {"answer": "error", "text": told}, error, done)
+
+    def _unsure(
+        self, turn: Turn, answer: dict[str, Any], error: BaseException | None, done: Performed
+    ) -> Sequence[Next]:
+        lookups = turn.effect.lookups + 1
+        way = way_of(turn, lookups=lookups, error=error)
+        told = answer["answer"] + (f" ({answer['text']})" if "text" in answer else "")
+        hold = f"its lookup was asked {lookups} times; the last answer: {told}" if way is Way.HOLD else None
+        delay = pause_of(turn, lookups=lookups, error=error) if way is Way.ASK else 0.0
+        return self._unsettle(turn, answer=answer, delay=delay or 0.0, hold=hold, done=done)
+
+    # Sending.
+
+    def _send(self, turn: Turn, *, how: Literal["send", "again"], asked_at: float | None = None) -> Sequence[Next]:
+        """Send the frozen request, once the ledger has it as `executing`."""
+        request = self._request(turn)
+        began = time.monotonic()
+        asked_ago = 0.0 if asked_at is None else began - asked_at
+        safety, timeout = turn.declared.safety, turn.declared.timeout + self.settings.worker.step_grace
+        begun = self._asked(
+            lambda connection: effects.begin(
+                connection,
+                turn.run_id,
+                turn.key,
+                token=turn.claimed.token,
+                digest=request.digest,
+                how=how,
+                timeout=timeout,
+                authoritative_after=safety.authoritative_after,
+                key_retention=safety.key_retention,
+                asked_ago=asked_ago,
+            )
+        )
+        if begun.answer != "begun":
+            return self._not_begun(turn, begun, digest=request.digest)
+        if not self._may_send(began):
+            # P33: it was paused between the ledger's word and the send; by now others may have been asked to send it
+            late = {"type": "Late", "message": "the worker was held up before the send"}
+            return self._retry(turn, late, delay=0.0, counts=False)
+        crash_point("effect.before", turn.key.wire)
+        done = self._performance.perform(request.job, turn.claimed, arguments=request.arguments, encode=request.encode)
+        crash_point("effect.after", turn.key.wire)
+        turn.notes += done.notes
+        turn.artifacts += done.artifacts
+        match done.came:
+            case Returned(value=value):
+                assert done.encoded is not None
+                turn.said = {"external_id": None if turn.is_compensation else turn.declared.named(value)}
+                crash_point("commit.before", turn.key.wire)
+                return self._succeed(turn, done.encoded, done)
+            case Raised(error=error):
+                return self._raised(turn, error, done)
+
+    def _request(self, turn: Turn) -> _Request:
+        step, plain = turn.declared, self._performance.plain(turn.claimed)
+        if not turn.is_compensation:
+            return _Request(
+                Job(step.fn, step.is_async, step.timeout),
+                lambda: step.decode_input(plain),
+                step.signature.hash(Encoded.of(plain)),
+                step.encode_result,
+            )
+        undo = step.compensate_fn
+        if undo is None:
+            msg = f"{step.name} declares no compensation any more"
+            raise SafepointError(msg)
+        return _Request(
+            Job(undo, iscoroutinefunction(undo), step.timeout),
+            lambda: ((step.decode_result(plain),), {}),
+            hashlib.sha256(turn.claimed.input or b"null").digest(),
+            # What an undoing gives is for people.
+            Codec[object](Any, root="result").show,
+        )
+
+    def _may_send(self, began: float) -> bool:
+        """Whether this node still has the right: its lease stands, and the call has its whole time before it."""
+        now, worker = time.monotonic(), self.settings.worker
+        return now - began <= worker.step_grace and self.loan.board.since_beat() <= worker.lease * 2 / 3
+
+    def _not_begun(self, turn: Turn, begun: effects.Begun, *, digest: bytes) -> Sequence[Next]:
+        claim = (turn.run_id, turn.key, turn.claimed.token)
+        log.info("effect.not_sent", run=str(turn.run_id), step=turn.key.wire, answer=begun.answer)
+        match begun.answer:
+            case "early":
+                return self._unsettle(turn, answer={"answer": "not_executed"}, delay=begun.wait)
+            case "expired":
+                return self._hold(turn, {"message": "the other side may have forgotten the key by now"})
+            case "changed":
+                hold = request_changed(turn.run_id, turn.key, frozen=turn.effect.digest, asked=digest)
+                self._release(claim, why="request changed", hold=hold)
+            case "unapproved":
+                text = f"{turn.key} has no approval of the request that would be sent"
+                next_ = f"safepoint approve {turn.run_id} {turn.key.step_id} --by NAME"
+                self._release(claim, why="unapproved", hold={"code": "approval", "text": text, "next": next_})
+            case "lost":
+                log.warning("lease.refused", run=str(turn.run_id), step=turn.key.wire, error="LeaseLost")
+            case _:  # held, stopping, settled: the row's next claim sees to it
+                self._release(claim, why=begun.answer)
+        return ()
+
+    # What the call has come to.
+
+    def _succeed(self, turn: Turn, encoded: Encoded, done: Performed) -> Sequence[Next]:
+        return self._advance.commit(
+            turn,
+            Result(
+                "succeeded",
+                turn.now(),
+                encoded.data,
+                encoded.encoding,
+                encoded.digest,
+                tokens=done.tokens,
+                usd=done.usd,
+            ),
+        )
+
+    def _raised(self, turn: Turn, error: BaseException, done: Performed) -> Sequence[Next]:
+        """Only what the declaration says about an error makes it less than unknown."""
+        told = describe(error, attempts=turn.claimed.attempt)
+        if done.returned:
+            told |= {"outcome": "succeeded", "message": f"it was done; its result cannot be stored: {told['message']}"}
+        else:
+            if _says(turn.declared.safety.is_not_sent, error):
+                verdict = self._decided(turn, error)
+                if isinstance(verdict, Retry):
+                    return self._retry(turn, told, delay=verdict.delay, done=done)
+                return self._fail(turn, told | {"stopped": verdict.text}, why=f"never sent: {verdict.text}", done=done)
+            if _says(turn.declared.safety.is_rejected, error):
+                return self._fail(turn, told, why="the other side has rejected it", done=done)
+        if way_of(turn, lookups=0) is Way.AGAIN:
+            verdict = self._decided(turn, error)
+            if isinstance(verdict, Retry):
+                return self._unsettle(turn, error=told, delay=verdict.delay, counts=True, done=done)
+            return self._hold(turn, told | {"message": f"{told['message']} ({verdict.text})"}, done=done)
+        if way_of(turn, lookups=0) is Way.ASK:
+            return self._unsettle(turn, error=told, done=done)
+        return self._hold(turn, told, done=done)
+
+    def _decided(self, turn: Turn, error: BaseException) -> Any:
+        claimed = turn.claimed
+        budget = claimed.run["budget"].get("retries")
+        return decide(
+            turn.declared,
+            attempt=claimed.attempt,
+            error=error,
+            elapsed=(turn.now() - claimed.first_claimed_at).total_seconds(),
+            retries_left=None if budget is None or turn.is_compensation else budget - claimed.run["spent_retries"],
+        )
+
+    def _fail(self, turn: Turn, told: dict[str, Any], *, why: str, done: Performed) -> Sequence[Next]:
+        """End an effect that was certainly not executed; a compensation cannot just fail (P37)."""
+        if turn.is_compensation:
+            return self._hold(turn, told | {"not_executed": True}, done=done)
+        log.warning("effect.failed", run=str(turn.run_id), step=turn.key.wire, error=told["type"], why=why)
+        turn.said = {"why": why}
+        return self._advance.commit(turn, Result("failed", turn.now(), error=told, tokens=done.tokens, usd=done.usd))
+
+    def _hold(self, turn: Turn, told: dict[str, Any] | None, *, done: Performed | None = None) -> Sequence[Next]:
+        """Nobody but a person, or a webhook, can say what came of it."""
+        what = "undoing it" if turn.is_compensation else "it"
+        reason = (told or {}).get("message") or "its executor died"
+        text = f"nobody knows whether {what} was executed: {reason}"
+        return self._unsettle(turn, error=told, hold=text, done=done)
+
+    def _retry(
+        self, turn: Turn, told: dict[str, Any], *, delay: float, counts: bool = True, done: Performed | None = None
+    ) -> Sequence[Next]:
+        answer = self._asked(
+            lambda connection: commits.retry(
+                connection,
+                turn.run_id,
+                turn.key,
+                token=turn.claimed.token,
+                node=self._node_id,
+                error=told,
+                delay=delay,
+                notes=turn.notes,
+                tokens=done.tokens if done else 0,
+                usd=done.usd if done else NOTHING,
+                counts=counts,
+            )
+        )
+        log.info("effect.retried", run=str(turn.run_id), step=turn.key.wire, error=told["type"], answer=answer.verdict)
+        return ()
+
+    def _unsettle(
+        self,
+        turn: Turn,
+        *,
+        error: dict[str, Any] | None = None,
+        answer: dict[str, Any] | None = None,
+        delay: float = 0.0,
+        counts: bool = False,
+        hold: str | None = None,
+        done: Performed | None = None,
+    ) -> Sequence[Next]:
+        said = self._asked(
+            lambda connection: effects.unsettle(
+                connection,
+                turn.run_id,
+                turn.key,
+                token=turn.claimed.token,
+                node=self._node_id,
+                error=error,
+                answer=answer,
+                delay=delay,
+                counts=counts,
+                hold=hold,
+                notes=turn.notes,
+                tokens=done.tokens if done else 0,
+                usd=done.usd if done else NOTHING,
+            )
+        )
+        log.warning("effect.unknown", run=str(turn.run_id), step=turn.key.wire, answer=said, hold=hold)
+        return ()
+
+    def _asked(self, ask: Callable[[Any], Any]) -> Any:
+        """Ask the ledger until it answers, with signals held back (P3)."""
+        with masked():
+            return self.loan.ask(ask, starting=False)
+
+
+def _says(predicate: Callable[[BaseException], bool], error: BaseException) -> bool:
+    try:
+        return predicate(error)
+    except Exception as broken:  # noqa: BLE001  # the user's predicate: what it cannot say stays unknown
+        log.warning("effect.predicate", error=f"{type(broken).__name__}: {broken}")
+        return False
