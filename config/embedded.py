@@ -140,7 +140,7 @@ def ensure(home: Path) -> EmbeddedStack:
             if memory.postgres_port != postgres_port:
                 memory = replace(memory, postgres_port=postgres_port)
                 _write(home, memory)
-        except BaseException:
+        except BaseException:  # a Ctrl-C as well: a share that nobody holds would keep the servers up for good
             _release(users)
             raise
     return EmbeddedStack(home, memory, valkey_port, users)

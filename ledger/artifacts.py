@@ -147,8 +147,7 @@ class Store:
             raise ArtifactMissing(sha256=sha256, store=self._shown) from error
         except (OSError, TimeoutError) as error:
             raise ArtifactStoreUnavailable(text=f"{self._shown}: {error}") from error
-        # The clients of object stores have errors of their own that are no OSError; whoever asked tries again later.
-        except Exception as error:
+        except Exception as error:  # object stores' clients have errors of their own that are no OSError
             if type(error).__module__.split(".")[0] not in {"botocore", "aiobotocore", "aiohttp", "gcsfs", "azure"}:
                 raise
             raise ArtifactStoreUnavailable(text=f"{self._shown}: {error}") from error
@@ -216,8 +215,8 @@ def _pour(stream: IO[bytes], target: Any) -> None:
     try:
         while chunk := stream.read(CHUNK):
             target.write(chunk)
-    except BaseException:
-        with suppress(Exception):
+    except BaseException:  # a Ctrl-C as well: closing would publish half of it under its name
+        with suppress(Exception):  # not every store can; the first error is the one to tell
             target.discard()
         raise
     target.close()
@@ -242,7 +241,7 @@ def _write_locally(path: Path, stream: IO[bytes]) -> None:
             # The row that refers to it is durable: so must this be, before it has its name.
             os.fsync(target.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException:  # a Ctrl-C as well: nobody looks for the half of a file again
         temporary.unlink(missing_ok=True)
         raise
     folder = os.open(path.parent, os.O_RDONLY)

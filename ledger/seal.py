@@ -66,7 +66,7 @@ class Seal:
         codec = self._loaded(self._place)
         try:
             data = _bytes(codec.encode(tenant, encoded.data), what="encode")
-        except Exception as error:
+        except Exception as error:  # whatever the user's codec raises: the attempt fails with it
             raise ValueNotSealed(text=_told(error)) from error
         return Encoded(data, SEALED, encoded.digest)
 
@@ -85,7 +85,7 @@ class Seal:
             raise ValueNotOpened(path="value", text=text)
         try:
             return _bytes(self._loaded(self._place).decode(tenant, data), what="decode")
-        except Exception as error:
+        except Exception as error:  # whatever the user's codec raises: the reader learns which value it was
             raise ValueNotOpened(path="value", text=_told(error)) from error
 
     def _loaded(self, place: str) -> ValueCodec:

@@ -29,8 +29,7 @@ class Intake:
             if connection is None:
                 return self._link.ask(lambda own: _accept(own, made))
             return self._on(borrow(connection, expected=self._link.place), made)
-        except Exception as error:
-            # Whatever it is goes to the caller; a refusal that was raised in SQL under its own name.
+        except Exception as error:  # goes to the caller; a refusal that was raised in SQL under its own name
             explained = self._explained(error)
             if explained is error:
                 raise

@@ -19,6 +19,8 @@ from uuid import UUID
 import psycopg
 import structlog
 from celery import signals
+from celery.bin.base import CLIContext
+from celery.bin.worker import worker as celery_worker
 from celery.exceptions import Reject
 
 from ..config import crash
@@ -85,8 +87,7 @@ class Worker:
             self._executor.execute(run, step, lane)
         except Shutdown:
             raise Reject("the worker ends", requeue=True) from None
-        # a defect of ours, or rows that cannot be: the step goes on elsewhere, and is held if it goes on
-        except Exception as error:
+        except Exception as error:  # a defect of ours, or rows that cannot be: the step goes on elsewhere, or is held
             log.exception("execute.error", run=run, step=step)
             self._give_up(UUID(run), Key.from_wire(step), error)
 
@@ -148,15 +149,17 @@ class Worker:
 
     def run(self, *, lanes: Sequence[str], pool: str, concurrency: int, name: str = "worker") -> None:
         """Consume until a signal ends it."""
-        self.app.worker_main(worker_argv(self.settings, lanes=lanes, pool=pool, concurrency=concurrency, name=name))
+        # Not app.worker_main: that imports every command of Celery and of its plugins, Flower among them.
+        arguments = worker_argv(self.settings, lanes=lanes, pool=pool, concurrency=concurrency, name=name)[1:]
+        context = CLIContext(app=self.app, no_color=False, workdir=None)
+        celery_worker.main(args=arguments, prog_name="celery worker", standalone_mode=False, obj=context)
 
     def _set_up(self, *, instance: Any, **_: Any) -> None:
         if instance.app is not self.app:
             return
         try:
             self._prepare(instance)
-        # Celery would log it and go on, with a worker that acknowledges what it cannot execute
-        except Exception as error:
+        except Exception as error:  # Celery would go on, with a worker that acknowledges what it cannot execute
             log.exception("worker.set_up_failed", error=str(error))
             raise SystemExit(1) from error
 

@@ -22,6 +22,9 @@ from typing import Any
 import pytest
 from safepoint.cli.up import safe_url
 from safepoint.config.process import free_port
+from safepoint.ledger.errors import SafepointError
+from safepoint.ledger.fleet import list_nodes
+from safepoint.ledger.snapshot import snapshot
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -51,8 +54,13 @@ class Up:
 
     def nodes(self) -> list[dict[str, Any]]:
         """The workers as the ledger knows them; none before it is there."""
-        found = self.safepoint("nodes", "--json")
-        return json.loads(found.stdout) if found.returncode == 0 else []
+        try:
+            secrets = json.loads((self.home / "embedded.json").read_text())
+            place = f"safepoint:{secrets['postgres_password']}@127.0.0.1:{secrets['postgres_port']}"
+            with snapshot(f"postgresql://{place}/safepoint", name="test") as connection:
+                return list_nodes(connection)
+        except (OSError, SafepointError):
+            return []
 
     def end(self, number: signal.Signals) -> float:
         """End it by a signal, and return how long that took."""
@@ -106,7 +114,7 @@ def wait_for_workers(up: Up, number: int, eventually: Eventually) -> None:
         assert up.process.poll() is None, up.says()
         assert sum(node["state"] == "live" for node in up.nodes()) >= number
 
-    eventually(live, timeout=90, every=0.5)
+    eventually(live, timeout=90, every=0.1)
 
 
 def test_a_run_goes_through_a_killed_worker_comes_back_and_all_ends(
@@ -124,7 +132,7 @@ def test_a_run_goes_through_a_killed_worker_comes_back_and_all_ends(
             "live"
         }
 
-    eventually(back, timeout=60, every=0.5)
+    eventually(back, timeout=60, every=0.1)
     took = up.end(signal.SIGINT)
 
     assert (ran.returncode, json.loads(ran.stdout)) == (0, "seen 11"), ran.stderr
@@ -153,7 +161,7 @@ def test_it_says_where_everything_listens_and_no_password(start: Callable[..., U
     def flower_answers() -> None:
         assert open_to() == 401
 
-    eventually(flower_answers, timeout=60, every=0.5)
+    eventually(flower_answers, timeout=60, every=0.1)
     token = base64.b64encode(f"safepoint:{password}".encode()).decode()
 
     assert open_to(("Authorization", f"Basic {token}")) == 200

@@ -246,6 +246,20 @@ def test_no_schedule_of_the_ledgers_verbs_differs_from_the_oracle(connection: Co
     run_state_machine_as_test(machine_on(connection), settings=BOUNDS)
 
 
+def test_p15_what_nobody_serves_is_asked_about_as_seldom_as_the_oracle_says(connection: Connection) -> None:
+    """Found by the machine: two looks without a worker, the second one after a longer wait."""
+    schedule = machine_on(connection)()
+
+    schedule.get_far(is_bare=False, steps=0, is_signalled=False, on=0)
+    schedule.expire(LEASE + 1)
+    schedule.raise_and_retry(which=0, delay=0.0)
+    schedule.publish(is_settled=False)
+    schedule.expire(LEASE + 2)
+    schedule.publish(is_settled=False)
+
+    schedule.teardown()
+
+
 GUARDS = [
     ("commit_v1", "OR s.claim_token IS DISTINCT FROM p_token", ""),
     ("commit_v1", "p_from <> r.state_version AND NOT stopping", "false"),

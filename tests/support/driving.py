@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from safepoint import flow, step
 from safepoint.ledger.codec import Codec
 from safepoint.ledger.errors import describe
 from safepoint.ledger.key import Key
@@ -16,6 +17,18 @@ from safepoint.tasks.record import Record, RunInfo
 from safepoint.tasks.step import StepCall
 
 BEGIN = datetime(2025, 1, 1, tzinfo=UTC)
+
+
+@step
+def double(n: int) -> int:
+    """Double a number."""
+    return 2 * n
+
+
+@flow
+async def straight(n: int) -> int:
+    """Two steps, one after the other."""
+    return await double(await double(n))
 
 
 class Driving:

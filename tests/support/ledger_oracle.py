@@ -12,7 +12,8 @@ START, A, B, GO, C, CANCEL = "@start#1", "gather#1.0/a#1", "gather#1.1/b#1", "go
 GATHER = (A, B)
 OPEN = ("ready", "running", "waiting", "held")
 FINAL = ("succeeded", "failed", "cancelled")
-LEASE, TIMEOUT, GRACE, REDISPATCH, CANCEL_GRACE, NO_WORKER = 15.0, 60.0, 1.0, 10.0, 30.0, 5.0
+LEASE, TIMEOUT, GRACE, REDISPATCH, CANCEL_GRACE = 15.0, 60.0, 1.0, 10.0, 30.0
+NO_WORKER = (5.0, 60.0)
 
 
 @dataclass
@@ -31,6 +32,7 @@ class Row:
     ready_at: float = 0.0
     due_at: float = 0.0
     dispatched: bool = False
+    unserved_since: float | None = None
     claimed_at: float = 0.0
     expires_at: float = 0.0
     seq: int | None = None
@@ -115,7 +117,10 @@ class Oracle:
         if any(self.is_serving(node) for node in self.nodes.values()):
             return {(key, row.lane) for key, row in due if not row.dispatched}
         for _, row in due:
-            row.due_at = self.now + NO_WORKER  # P15: nothing is sent that nobody serves
+            # P15: nothing is sent that nobody serves, and it is asked about ever more seldom.
+            row.unserved_since = self.now if row.unserved_since is None else row.unserved_since
+            shortest, longest = NO_WORKER
+            row.due_at = self.now + min(longest, max(shortest, (self.now - row.unserved_since) / 2))
         return set()
 
     def may_send(self) -> list[tuple[str, Row]]:
@@ -141,6 +146,7 @@ class Oracle:
             return refusal or ""
         row.status, row.token, row.owner, row.lane = "running", token, node, "online"
         row.epoch += 1
+        row.unserved_since = None
         row.claimed_at, row.expires_at = self.now, self.now + TIMEOUT
         return "claimed"
 
@@ -249,6 +255,7 @@ class Oracle:
     def _send_back(self, row: Row, lane: str, delay: float) -> None:
         """A step that is ready again: on that lane, after that delay; or dropped, when the run is stopping."""
         row.lane, row.ready_at, row.due_at, row.dispatched = lane, self.now + delay, self.now + delay, False
+        row.unserved_since = None
         if self.is_stopping(row):
             row.status, row.token = "cancelled", None
         self._finish()

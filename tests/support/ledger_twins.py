@@ -112,7 +112,7 @@ class Twins:
 
     def _sent(self, key: str, lane: str) -> Message:
         row = self.oracle.rows[key]
-        row.dispatched, row.due_at = True, self.oracle.now + GRACE
+        row.dispatched, row.due_at, row.unserved_since = True, self.oracle.now + GRACE, None
         return Message(key, lane)
 
     # Claims, and how they end.

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 from prepared import Ledger, prepared
 from safepoint import Budget, Client, flow
-from safepoint.config.settings import Settings, load
+from safepoint.config.settings import load
 from safepoint.ledger.errors import (
     BadArguments,
     ConfigError,
@@ -49,17 +49,6 @@ async def incident(alert: Alert, ratio: float = 1.0) -> str:
 @flow(name="client_careless")
 async def careless() -> None:
     incident(Alert(1)).enqueue()
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return load(env={"SAFEPOINT_HOME": str(tmp_path)})
-
-
-@pytest.fixture
-def client(ledger_url: str, settings: Settings) -> Iterator[Client]:
-    with Client(ledger_url, settings=settings) as opened:
-        yield opened
 
 
 @pytest.fixture

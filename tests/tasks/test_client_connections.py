@@ -15,7 +15,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 from safepoint import Client, flow
-from safepoint.config.settings import Settings, load
+from safepoint.config.settings import Settings
 from safepoint.ledger import control
 from safepoint.ledger.connect import connect
 from safepoint.ledger.errors import IdempotencyConflict, UnknownFlow, WrongDatabase
@@ -28,17 +28,6 @@ from sqlalchemy.pool import NullPool
 
 @flow(name="connection_flow")
 async def noticed(order: int) -> None: ...
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return load(env={"SAFEPOINT_HOME": str(tmp_path)})
-
-
-@pytest.fixture
-def client(ledger_url: str, settings: Settings) -> Iterator[Client]:
-    with Client(ledger_url, settings=settings) as opened:
-        yield opened
 
 
 @pytest.fixture

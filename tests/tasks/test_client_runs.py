@@ -16,7 +16,7 @@ import pytest
 from prepared import FIRST, START, Ledger, prepared, step
 from pydantic import BaseModel
 from safepoint import Artifact, Client, Run, flow
-from safepoint.config.settings import Settings, load
+from safepoint.config.settings import Settings
 from safepoint.ledger import artifacts
 from safepoint.ledger.codec import Encoded
 from safepoint.ledger.commit import Ending
@@ -50,17 +50,6 @@ async def report() -> Report:
 
 @flow(name="runs_file")
 async def file() -> Artifact: ...  # type: ignore[empty-body]  # only its result's type counts
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return load(env={"SAFEPOINT_HOME": str(tmp_path)})
-
-
-@pytest.fixture
-def client(ledger_url: str, settings: Settings) -> Iterator[Client]:
-    with Client(ledger_url, settings=settings) as opened:
-        yield opened
 
 
 @pytest.fixture
