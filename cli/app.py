@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from . import control, database, demo, fleet, processes, reading, replay, up, watch
+from . import approve, control, database, demo, effects, fleet, processes, reading, replay, up, watch
 from .console import complain
 from .enqueue import enqueue, with_endless_wait
 from .options import LogForm, use_log
@@ -29,11 +29,13 @@ app = typer.Typer(
 VERBS: tuple[Callable[..., None], ...] = (
     *(demo.demo, up.up, enqueue),
     *(reading.runs, reading.show, reading.why, watch.watch, replay.replay, fleet.nodes, fleet.lanes, fleet.versions),
+    *(approve.approve, approve.deny),
     *(control.cancel, control.pause, control.resume, control.retry, control.signal, control.sweep),
     *(processes.worker, processes.relay, processes.beat, processes.flower),
 )
 for verb in VERBS:
     app.command(verb.__name__)(verb)
+app.add_typer(effects.app, name="effects")
 app.add_typer(database.app, name="db")
 
 

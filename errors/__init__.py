@@ -36,6 +36,7 @@ from ..ledger.errors import (
     SchemaTooOld,
     StepFailed,
     StepTimeout,
+    UnknownEffect,
     UnknownFlow,
     UnknownRun,
     UnknownStep,

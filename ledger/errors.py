@@ -47,6 +47,7 @@ __all__ = [
     "SchemaTooOld",
     "StepFailed",
     "StepTimeout",
+    "UnknownEffect",
     "UnknownFlow",
     "UnknownRun",
     "UnknownStep",
@@ -244,6 +245,12 @@ class Diverged(SafepointError):
     """The flow no longer asks for what the ledger holds: {text}."""
 
     text: str
+
+
+class UnknownEffect(SafepointError):
+    """There is no effect {key}: `safepoint effects` lists them."""
+
+    key: str
 
 
 class UnknownFlow(SafepointError):

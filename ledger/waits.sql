@@ -1,6 +1,6 @@
--- A signal or an approval's decision: stored as mail, and the wait that asks for it is decided, under the run's lock (P27).
--- Answers: delivered (a wait took it), stored (kept for a wait to come), decided (an approval that somebody or its expiry has decided),
--- duplicate (same dedupe), unknown, final.
+-- A signal or a child's end: stored as mail, and the wait that asks for it is decided, under the run's lock (P27). What people decide is no mail:
+-- a decision that comes before its question could not have been shown (decide_v1).
+-- Answers: delivered (a wait took it), stored (kept for a wait to come), duplicate (same dedupe), unknown, final.
 CREATE FUNCTION safepoint.mail_v1(
     p_run uuid, p_kind text, p_name text, p_payload bytea, p_encoding text, p_sender text, p_dedupe text,
     p_status text DEFAULT 'succeeded', p_error jsonb DEFAULT NULL
@@ -12,6 +12,9 @@ DECLARE
     w steps%ROWTYPE;
     instant timestamptz;
 BEGIN
+    IF p_kind NOT IN ('signal', 'child') THEN
+        RAISE EXCEPTION 'kind: % is no mail. Accepted: signal, child; an approval is decided by decide_v1', p_kind USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
     IF NOT FOUND THEN RETURN 'unknown'; END IF;
     instant := safepoint.now();
@@ -25,15 +28,7 @@ BEGIN
         -- P7: the clock decides, not the moment a scan comes by; an expired wait takes no mail.
         AND (s.due_at IS NULL OR s.due_at > instant)
         ORDER BY s.created_at, s.path, s.iteration LIMIT 1 FOR NO KEY UPDATE;
-    IF NOT FOUND THEN
-        -- P28: who decides second, or after the expiry, decides nothing: least of all the next question of that name.
-        IF p_kind = 'approval' AND EXISTS (SELECT FROM steps s WHERE s.run_id = p_run AND s.generation = r.generation AND s.kind = 'approval'
-                AND s.name = p_name) THEN
-            DELETE FROM mailbox WHERE id = m.id;
-            RETURN 'decided';
-        END IF;
-        RETURN 'stored';
-    END IF;
+    IF NOT FOUND THEN RETURN 'stored'; END IF;
     PERFORM consume_v1(m, w.generation, w.path, w.step_id, w.iteration, instant,
         CASE WHEN r.holds <> '{}' OR r.paused_at IS NOT NULL THEN 'infinity' ELSE instant END);
     PERFORM refresh_v1(p_run);
@@ -46,21 +41,29 @@ CREATE FUNCTION safepoint.fire_due_v1(p_limit integer) RETURNS integer LANGUAGE 
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
     x record;
+    fired jsonb;
     n integer := 0;
     instant timestamptz := safepoint.now();
 BEGIN
-    FOR x IN SELECT q.run_id FROM (SELECT DISTINCT s.run_id FROM (
-                 SELECT run_id FROM steps WHERE status = 'waiting' AND due_at <= instant ORDER BY due_at LIMIT p_limit) s) d
+    FOR x IN SELECT q.run_id, q.tenant_id FROM (SELECT DISTINCT s.run_id FROM (
+                 SELECT run_id FROM steps WHERE status = 'waiting' AND due_at <= instant AND kind <> 'effect' ORDER BY due_at LIMIT p_limit) s) d
               JOIN runs q USING (run_id) ORDER BY q.run_id FOR NO KEY UPDATE OF q SKIP LOCKED LOOP
-        UPDATE steps s SET status = 'ready', reason = NULL, ready_at = instant, dispatched_at = NULL,
+        -- G10: an effect that waits for its approval has no outcome of a clock's.
+        WITH expired AS (UPDATE steps s SET status = 'ready', reason = NULL, ready_at = instant, dispatched_at = NULL,
                due_at = CASE WHEN r.holds <> '{}' OR r.paused_at IS NOT NULL THEN 'infinity' ELSE instant END,
                outcome = CASE s.kind WHEN 'timer' THEN '{"status": "succeeded"}'::jsonb
                    WHEN 'approval' THEN '{"status": "expired"}'::jsonb
                    ELSE jsonb_build_object('status', 'failed', 'error', jsonb_build_object('type', 'TimeoutError',
                         'message', 'no ' || s.kind || ' ' || s.name || ' came in time')) END
-          FROM runs r WHERE r.run_id = x.run_id AND s.run_id = x.run_id AND s.status = 'waiting' AND s.due_at <= instant;
-        IF FOUND THEN
+          FROM runs r WHERE r.run_id = x.run_id AND s.run_id = x.run_id AND s.status = 'waiting' AND s.kind <> 'effect' AND s.due_at <= instant
+         RETURNING s.*)
+        SELECT jsonb_agg(CASE s.kind WHEN 'approval' THEN jsonb_build_object('type', 'approval.decided', 'key', key_v1(s.path, s.step_id, s.iteration),
+                   'data', jsonb_build_object('outcome', 'expired', 'name', s.name) || CASE WHEN s.generation > 1 THEN jsonb_build_object('generation', s.generation)
+                   ELSE '{}' END) END) INTO fired FROM expired s;
+        IF fired IS NOT NULL THEN
             n := n + 1;
+            fired := jsonb_path_query_array(fired, '$[*] ? (@ != null)');
+            PERFORM emit_v1(x.run_id, x.tenant_id, fired);
             PERFORM refresh_v1(x.run_id);
         END IF;
     END LOOP;

@@ -20,14 +20,17 @@ from psycopg.types.json import Jsonb
 from ..config.settings import Settings
 from ..ledger import progress
 from ..ledger.artifacts import TenantStore
+from ..ledger.effect_views import list_effects
 from ..ledger.enqueue import Request
 from ..ledger.errors import UnknownRun
+from ..ledger.states import EffectStatus
 from .artifact import Artifact, reading_from
 from .enqueue import EnqueueOptions, set_enqueuer
 from .flow import Call, Flow
 from .intake import Intake
 from .link import Link
 from .request import Arguments, Item, Options, options_of, refuse_in_flow, request, requests
+from .resolution import MISSING, Resolution, resolve
 from .run import Run
 
 __all__ = ["Client", "Run", "close_default_client", "default_client"]
@@ -227,6 +230,53 @@ class Client:
     ) -> str:
         """Send a message to a run: `Run.signal`."""
         return self.run(run_id).signal(name, value, sender=sender, dedupe=dedupe)
+
+    def effects(
+        self,
+        *,
+        status: str | Sequence[str] = (),
+        tenant: str | None = None,
+        run: str | UUID | None = None,
+        limit: int = 100,
+    ) -> list[dict[str, Any]]:
+        """Find effects: unknown ones first, then what is under way or not sent, then the newest settled ones."""
+        wanted = (status,) if isinstance(status, str) else tuple(status)
+        unknown = [one for one in wanted if one not in tuple(EffectStatus)]
+        if unknown:
+            raise ValueError(f"status: {unknown[0]!r}. Accepted: {', '.join(EffectStatus)}")
+        of_run = None if run is None else UUID(self.run(run).id)
+        return self._link.ask(partial(list_effects, status=wanted, run=of_run, tenant=tenant, limit=limit))
+
+    def resolve_effect(
+        self,
+        key: str,
+        *,
+        succeeded: object = MISSING,
+        not_executed: bool = False,
+        failed: str | None = None,
+        by: str,
+        why: str,
+        version: int | None = None,
+    ) -> dict[str, Any]:
+        """Say what became of an effect that nobody knows, and give it as it stands then (P34).
+
+        Args:
+            key: its idempotency key, or enough of its beginning.
+            succeeded: it was executed; what the other side answered, as JSON values or as what the effect returns.
+            not_executed: it was not, and will not be: it may be sent.
+            failed: the other side has refused it, with these words.
+            by: who says so.
+            why: how they know.
+            version: only if the effect is still at this version.
+
+        Raises:
+            UnknownEffect: there is none with this key.
+            BadArguments: the result does not fit what the effect returns.
+            Refused: it is settled, under way, newer than `version`, or something speaks against it.
+        """
+        said = Resolution.of(succeeded=succeeded, not_executed=not_executed, failed=failed, by=by, why=why)
+        limit = self._link.settings.values.max_size
+        return resolve(self._link.ask, key, said, version=version, seal=self._link.seal, limit=limit)
 
     def artifact(
         self,

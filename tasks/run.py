@@ -15,6 +15,7 @@ from uuid import UUID, uuid4
 from ..ledger import control, events, progress
 from ..ledger.artifacts import TenantStore, internalize
 from ..ledger.codec import JSON, Codec, Encoded
+from ..ledger.effect_views import list_effects
 from ..ledger.errors import (
     LedgerUnavailable,
     Refused,
@@ -27,7 +28,9 @@ from ..ledger.events import Event
 from ..ledger.progress import Progress
 from ..ledger.states import RunStatus
 from .artifact import reading_from
+from .decision import Decision
 from .declared import declared
+from .ruling import Ruling, edited, rule
 
 if TYPE_CHECKING:
     from ..ledger.connect import Connection
@@ -43,6 +46,7 @@ LONGEST_LOOK: Final = 2.0
 LIVELY: Final = 0.5  # the longest pause of who follows events, of which nobody is notified
 PATIENCE: Final = 60.0  # seconds that a wait outlasts a ledger that does not answer
 BATCH: Final = 500  # events a read
+EFFECTS: Final = 10_000  # of one run, at most
 
 
 class _Looks:
@@ -326,6 +330,38 @@ class Run(Generic[R_co]):
             raise Refused(run_id=self.id, verb="signal", text="the run has ended")
         # A key of our own is found only by a repeat of this very call, whose first answer was lost.
         return "stored" if answer == "duplicate" and dedupe is None else answer
+
+    def approve(
+        self, name: str, *, by: str, note: str | None = None, value: object = None, digest: str | None = None
+    ) -> Decision:
+        """Approve what its flow asks under a name, or one effect that requires it; bound to what is asked now.
+
+        Args:
+            name: the approval's name, the effect's, or a step key.
+            by: who decides.
+            note: what they say about it; the flow reads it.
+            value: the payload as they have edited it; of an effect there is none, its request is frozen.
+            digest: only what has this digest, or this beginning of it: what they have been shown.
+
+        Raises:
+            Refused: it is not asked, or decided, or expired, or something else is asked; the text says what stands.
+        """
+        limit = self._link.settings.values.max_size
+        return self._rule(
+            name, Ruling(approved=True, by=by, note=note, value=edited(value, limit=limit), digest=digest)
+        )
+
+    def deny(self, name: str, *, by: str, note: str | None = None, digest: str | None = None) -> Decision:
+        """Deny what its flow asks under a name, or one effect that requires an approval; see `approve`."""
+        return self._rule(name, Ruling(approved=False, by=by, note=note, digest=digest))
+
+    def _rule(self, name: str, ruling: Ruling) -> Decision:
+        return rule(self._link.ask, self._uuid, name, ruling, seal=self._link.seal).decision
+
+    def effects(self) -> list[dict[str, Any]]:
+        """Give what it has done to the outside world, or may have: unknown effects first, each with its history."""
+        self._progress(whole=False)  # whether there is such a run at all
+        return self._link.ask(lambda connection: list_effects(connection, run=self._uuid, limit=EFFECTS))
 
     @property
     def _uuid(self) -> UUID:

@@ -11,11 +11,12 @@ from psycopg.abc import Buffer
 from psycopg.rows import dict_row
 from psycopg.types.datetime import TimestamptzLoader
 from safepoint.ledger import commit as commits
-from safepoint.ledger import control, nodes, orphans, outbox, steps
+from safepoint.ledger import control, nodes, orphans, outbox, people, steps
 from safepoint.ledger.commit import Answer, Ending, Result
 from safepoint.ledger.connect import Connection, connect
 from safepoint.ledger.key import Key
 from safepoint.ledger.outbox import Dispatched
+from safepoint.ledger.people import Decided
 from safepoint.ledger.steps import Cause, Claimed, Claimer, Loss, NotYours, Settled
 
 __all__ = ["LEASE", "NODE", "PARKED", "START", "Verbs", "ask", "key"]
@@ -160,6 +161,21 @@ class Verbs:
         return control.mail(
             self.connection, run, **{"kind": "signal", "name": name, "data": data, "encoding": "json", **more}
         )
+
+    def decide(
+        self, run: UUID, name: str = "ok", *, approved: bool = True, by: str = "ann", note: str | None = None,
+        value: bytes | None = None, digest: str | None = None, id_: UUID | None = None, **seen: people.Question | None,
+    ) -> Decided:  # fmt: skip
+        """Decide what a run asks, exactly as it is asked now, or as `seen` says."""
+        fitting = [one for one in people.asked(self.connection, run) if one.answers_to(name, digest=digest)]
+        found = seen["seen"] if "seen" in seen else next(iter(fitting), None) if len(fitting) == 1 else None
+        outcome = "approved" if approved else "denied"
+        document = people.decision_document(outcome, by=by, note=note, value=value, shown=found and found.digest)
+        return people.decide(
+            self.connection, run, name, approved=approved, by=by, note=note,
+            document=None if found and found.is_effect else document, edited=value is not None, digest=digest,
+            seen=found, id_=id_ or uuid4(),
+        )  # fmt: skip
 
     def cancel(self, run: UUID) -> str:
         """Cancel a run."""

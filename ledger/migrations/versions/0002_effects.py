@@ -11,7 +11,20 @@ depends_on = None
 
 # What the protocol does, each file once; `core` is revision 0001's.
 PARTS = (
-    *("clock", "runs", "effects", "enqueue", "claim", "commit", "insert", "settle", "compensate", "waits", "nodes"),
+    *(
+        "clock",
+        "runs",
+        "effects",
+        "enqueue",
+        "claim",
+        "commit",
+        "insert",
+        "settle",
+        "compensate",
+        "waits",
+        "decide",
+        "nodes",
+    ),
     *("dispatch", "control", "scan", "once"),
 )
 # Functions whose arguments or answers have changed cannot be replaced; the others keep what they were granted to.

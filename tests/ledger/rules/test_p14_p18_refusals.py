@@ -225,7 +225,7 @@ def test_p16_a_process_without_code_enqueues_a_step_that_starts_the_run(verbs: V
         (ask("w#1", "signal"), lambda verbs, run: verbs.signal(run, "w"), {"status": "succeeded"}),
         (
             ask("w#1", "approval"),
-            lambda verbs, run: verbs.signal(run, "w", kind="approval", sender="ann"),
+            lambda verbs, run: verbs.decide(run, "w", by="ann"),
             {"status": "succeeded", "sender": "ann"},
         ),
         (ask("w#1", "timer", delay=0.0), lambda verbs, run: verbs.chores(), {"status": "succeeded"}),
