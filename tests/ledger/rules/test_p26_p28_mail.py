@@ -136,7 +136,7 @@ def test_p27_mail_of_another_name_or_kind_decides_nothing(verbs: Verbs) -> None:
 def test_p27_a_decision_is_no_mail(verbs: Verbs) -> None:
     run = verbs.begun(ask("go#1", "approval"))
 
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match="approval is no mail. Accepted: signal, child"):
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match=r"approval is no mail\. Accepted: signal, child"):
         verbs.signal(run, kind="approval")
 
 

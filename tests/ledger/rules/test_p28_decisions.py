@@ -199,7 +199,9 @@ def test_p28_another_digest_is_refused_and_the_one_that_is_asked_is_named(verbs:
     answer, text = refused(verbs, run, digest=SHOWN[:12])
 
     assert answer == "changed"
-    assert "nothing of the digest aaaaaaaaaaaa is asked as ok; asked now: approval:ok#1 (ok, digest bbbbbbbbbbbb)" in text
+    assert (
+        "nothing of the digest aaaaaaaaaaaa is asked as ok; asked now: approval:ok#1 (ok, digest bbbbbbbbbbbb)" in text
+    )
     assert verbs.decide(run, digest=OTHER[:8]).answer == "decided"
 
 
