@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, cast
+from uuid import UUID
 
 import typer
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from ..ledger.connect import Connection
 
-__all__ = ["app"]
+__all__ = ["app", "show_cards", "told"]
 
 STATUSES = ("pending", "executing", "unknown", "succeeded", "failed")
 WIDTH = 600  # characters of a request on a card: what fits on a screen at night
@@ -103,7 +104,7 @@ def _card(effect: Document) -> list[str]:
         "run": f"{effect['run_id']}  ({effect['run_status']}, tenant {effect['tenant']})",
         "key": effect["idempotency_key"],
         "reference": effect["reference"],
-        "request": _request(effect),
+        "request": told(effect["request"]),
         "digest": "" if unknown else effect["request_digest"],
         "sent": _sent(effect),
         "error": _error(effect["error"]),
@@ -121,14 +122,24 @@ def _role(effect: Document) -> str:
     return str(effect["declared"].get("requires_approval") or "a person")
 
 
-def _request(effect: Document) -> str:
+def told(value: object) -> str:
+    """Give a stored value in the lines of a card: bounded, and what is sealed as sealed."""
     from ..ledger.document import dumps  # noqa: PLC0415  # as above
 
-    request = effect["request"]
-    if isinstance(request, Mapping) and set(request) == {"encoding", "bytes"}:
-        how = "sealed" if request["encoding"] == "sealed" else f"{request['encoding']}, see effects show"
-        return f"({how}, {request['bytes']} bytes)"
-    return short(dumps(request), width=WIDTH)
+    if isinstance(value, Mapping) and set(value) == {"encoding", "bytes"}:
+        how = "sealed" if value["encoding"] == "sealed" else f"{value['encoding']}, too big to be shown here"
+        return f"({how}, {value['bytes']} bytes)"
+    return short(dumps(value), width=WIDTH)
+
+
+def show_cards(run_id: str) -> None:
+    """Show the cards of a run's effects that a person has to settle."""
+    from ..ledger.effect_views import list_effects  # noqa: PLC0415  # as above
+
+    with reading() as connection:
+        found = list_effects(_driver(connection), status=("unknown",), run=UUID(run_id), limit=100)
+    for one in found:
+        say("", *_card(one))
 
 
 def _sent(effect: Document) -> str:
@@ -190,11 +201,11 @@ def _settled(effect: Document) -> list[str]:
         "run": f"{effect['run_id']}  ({effect['run_status']}, tenant {effect['tenant']})",
         "key": effect["idempotency_key"],
         "reference": effect["reference"],
-        "request": _request(effect),
+        "request": told(effect["request"]),
         "sent": _sent(effect),
         "error": _error(effect["error"]),
         "external": effect["external_id"] or "",
-        "result": "" if effect["result"] is None else short(effect["result"], width=WIDTH),
+        "result": "" if effect["result"] is None else told(effect["result"]),
     }
     return [f"  {name:<10} {value}" for name, value in facts.items() if value]
 

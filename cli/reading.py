@@ -9,6 +9,7 @@ import typer
 
 from .access import UnknownRunError, reading, run_id, writing
 from .console import document, out, say, table
+from .effects import show_cards, told
 from .options import Json, RunId, Tags, Tenant, parse_tags
 from .words import age, clock, next_command, short, verdict
 
@@ -168,3 +169,19 @@ def why(run: RunId, *, as_json: Json = False) -> None:
         table(("WHY", "WHAT", "#FOR", "NEXT"), rows)
     for step in explained["running"][1:]:
         out().print(f"  {step['step']} runs on {step['node']}", markup=False)
+    for reason in explained["reasons"]:
+        if lines := _question(reason):
+            say("", *lines)
+    if any(reason["code"] in {"unknown_effect", "compensation"} for reason in explained["reasons"]):
+        show_cards(found["run_id"])
+
+
+def _question(reason: Mapping[str, Any]) -> list[str]:
+    """Say what is shown with a question, and both of its answers."""
+    detail = reason.get("detail")
+    if reason["code"] != "approval" or not isinstance(detail, Mapping) or "shown" not in detail:
+        return []
+    approve_ = reason["next"]
+    deny = approve_.replace("safepoint approve ", "safepoint deny ", 1)
+    return [f"{reason['step']}: {reason['text']}", f"  shown:   {told(detail['shown'])}",
+            f"  digest:  {detail['digest']}", f"  approve: {approve_}", f"  deny:    {deny}"]  # fmt: skip

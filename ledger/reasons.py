@@ -5,11 +5,12 @@ Pure: it takes what `ledger.views` has read, in seconds by the ledger's clock, a
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["OpenStep", "RunFacts", "complete", "reasons", "span"]
+__all__ = ["OpenStep", "Question", "RunFacts", "complete", "reasons", "span"]
 
 Reason = dict[str, Any]
 
@@ -23,7 +24,7 @@ _NEXT: Final[Mapping[str, str]] = {
     "budget": "safepoint show {run}",
     "paused": "safepoint resume {run}",
     "signal": "safepoint signal {run} {name} JSON",
-    "approval": "safepoint approve {run} {name} --by YOU",
+    "approval": "safepoint approve {run} {name} --by NAME",
     "child": "safepoint why {child}",
     "lane": "safepoint lanes",
     "breaker": "safepoint breakers",
@@ -36,6 +37,18 @@ _TEXT: Final[Mapping[str, str]] = {
     "child": "{key} waits for the child run {child}",
     "paused": "paused by a person",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a person is shown whose decision a step waits for; the digest is the hexadecimal one of that.
+
+    `role` is who has to approve an effect; an approval of the flow's names nobody.
+    """
+
+    digest: str | None
+    shown: Any = None
+    role: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +71,7 @@ class OpenStep:
     attempt: int = 1
     served: bool = True
     child: str | None = None
+    question: Question | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +129,26 @@ def _waiting(run: RunFacts, step: OpenStep) -> Reason:
     own = step.reason if isinstance(step.reason, Mapping) else {}
     until = "" if step.due_in is None else f" for {span(step.due_in)} more" if step.due_in > 0 else ", which is over"
     facts = {"key": step.key, "name": step.name, "until": until, "child": step.child or "?"}
-    code = _code(own) or step.kind
+    code = _code(own) or ("approval" if step.question else step.kind)
     text = _TEXT[code].format(**facts) if code in _TEXT else own.get("text")
+    if step.question is not None:
+        own = {**own, **_asked(run, step, step.question)}
+        text = own.pop("text", text)
     return complete({**own, "code": code, "text": text}, run.run_id, step=step)
+
+
+def _asked(run: RunFacts, step: OpenStep, question: Question) -> dict[str, Any]:
+    """Say what is asked, and give the command that approves this and nothing else."""
+    is_first = step.key == f"approval:{step.name}#1"
+    digest = f" --digest {question.digest[:12]}" if question.digest else ""
+    named = shlex.quote(step.name if is_first else step.key)
+    told: dict[str, Any] = {
+        "next": f"safepoint approve {run.run_id} {named} --by NAME{digest}",
+        "detail": {"shown": question.shown, "digest": question.digest},
+    }
+    if step.kind == "effect":
+        told["text"] = f"{step.key} waits for {question.role or 'a person'} to approve its request"
+    return told
 
 
 def _later(run: RunFacts, step: OpenStep) -> Reason:

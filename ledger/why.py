@@ -7,17 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, Text, and_, cast, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, Text, and_, case, cast, exists, func, or_, select
 
-from .document import parsed
+from .document import parsed, shown
 from .instant import NOW, iso, seconds_to
 from .key import Key
-from .reasons import OpenStep, RunFacts, reasons
-from .schema import lanes, nodes, runs, steps
+from .reasons import OpenStep, Question, RunFacts, reasons
+from .schema import effects, lanes, nodes, runs, steps
 
 __all__ = ["open_steps", "why"]
 
 OPEN: Final = ("ready", "running", "waiting", "held")
+LISTED: Final = 4096  # bytes of what is shown with a question; `effects show` gives all of an effect's request
 _owner = nodes.alias("owning_node")
 _child = runs.alias("child_run")
 
@@ -43,6 +44,9 @@ def _open(run_ids: Sequence[UUID]) -> Select[*tuple[Any, ...]]:
     own_key = func.safepoint.key_v1(steps.c.path, steps.c.step_id, steps.c.iteration)
     is_child = and_(_child.c.parent_run_id == steps.c.run_id, _child.c.parent_key == own_key, steps.c.kind == "child")
     lives = or_(steps.c.owner.is_(None), and_(_owner.c.stopped_at.is_(None), _owner.c.lease_until > NOW))
+    is_question = and_(steps.c.status == "waiting", steps.c.kind.in_(("approval", "effect")))
+    asked = func.coalesce(effects.c.request, steps.c.input)
+    size = func.octet_length(asked)
     return (
         select(
             steps.c.run_id, steps.c.generation, steps.c.path, steps.c.step_id, steps.c.iteration, steps.c.kind,
@@ -51,12 +55,17 @@ def _open(run_ids: Sequence[UUID]) -> Select[*tuple[Any, ...]]:
             seconds_to(steps.c.ready_at).label("ready_in"), seconds_to(steps.c.due_at).label("due_in"),
             seconds_to(steps.c.dispatched_at).label("sent_in"), seconds_to(steps.c.claimed_at).label("claimed_in"),
             func.coalesce(lives, False).label("lives"), _is_served().label("is_served"),
-            cast(_child.c.run_id, Text).label("child"),
+            cast(_child.c.run_id, Text).label("child"), is_question.label("is_question"),
+            case((and_(is_question, size <= LISTED), asked)).label("asked"), size.label("size"),
+            func.coalesce(effects.c.request_encoding, steps.c.input_encoding).label("asked_encoding"),
+            func.encode(func.coalesce(effects.c.request_digest, steps.c.input_hash), "hex").label("asked_digest"),
+            effects.c.declared["requires_approval"].astext.label("role"),
         )
         .select_from(
             steps.join(runs, runs.c.run_id == steps.c.run_id)
             .outerjoin(_owner, _owner.c.node_id == steps.c.owner)
             .outerjoin(_child, is_child)
+            .outerjoin(effects, effects.c.idempotency_key == steps.c.effect_key)
         )
         .where(steps.c.run_id.in_(run_ids), steps.c.status.in_(OPEN), steps.c.generation == runs.c.generation)
         .order_by(steps.c.run_id, steps.c.created_at, steps.c.path, steps.c.step_id, steps.c.iteration)
@@ -90,7 +99,14 @@ def _step(row: RowMapping) -> OpenStep:
         attempt=row["attempt"],
         served=row["is_served"],
         child=row["child"],
+        question=_question(row) if row["is_question"] else None,
     )
+
+
+def _question(row: RowMapping) -> Question:
+    is_big = row["asked"] is None and row["size"] is not None
+    told = {"encoding": row["asked_encoding"], "bytes": row["size"]}
+    return Question(row["asked_digest"], told if is_big else shown(row["asked"], row["asked_encoding"]), row["role"])
 
 
 def _number(value: Any) -> float | None:
