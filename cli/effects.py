@@ -109,13 +109,20 @@ def _card(effect: Document) -> list[str]:
         "sent": _sent(effect),
         "error": _error(effect["error"]),
         "lookup": _lookup(effect) if unknown else "",
-        "runbook": effect["runbook"] or ("none is declared: @effect(runbook=...)" if unknown else ""),
+        "runbook": short(effect["runbook"] or "", width=WIDTH)
+        or ("none is declared: @effect(runbook=...)" if unknown else ""),
     }
     lines = [f"{effect['name']} of {effect['flow']}@{effect['flow_version']}, step {effect['key']}: {headline}"]
     lines += [f"  {name:<10} {value}" for name, value in facts.items() if value]
     ways = ("it was executed", "it was not") if unknown else ("let it be sent", "refuse it")
     lines += [f"  {way + ':':<17} {command}" for way, command in zip(ways, effect["commands"], strict=True)]
     return lines
+
+
+def _runbook(effect: Document) -> str:
+    if effect["runbook"]:
+        return short(effect["runbook"], width=WIDTH)
+    return "none is declared: @effect(runbook=...)" if effect["status"] == "unknown" else ""
 
 
 def _role(effect: Document) -> str:
@@ -169,7 +176,8 @@ def _lookup(effect: Document) -> str:
         return f"has not answered yet; {following}"
     words = str(answer.get("answer", "?")).replace("_", " ")
     text = f": {short(answer['text'], width=120)}" if answer.get("text") else ""
-    return f"{words}{text}, {age(answer.get('at'))} ago (asked {effect['lookups']} times); {following}"
+    times = "once" if effect["lookups"] == 1 else f"{effect['lookups']} times"
+    return f"{short(words)}{text}, {age(answer.get('at'))} ago (asked {times}); {following}"
 
 
 def _following(effect: Document) -> str:

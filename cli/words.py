@@ -33,8 +33,10 @@ def clock(text: object) -> str:
 
 
 def short(value: object, *, width: int = 100) -> str:
-    """Give a value in one line that is not too long."""
+    """Give a value in one line that is not too long; what would steer a terminal is shown, not sent to it."""
     text = " ".join(str(value).split())
+    if not text.isprintable():
+        text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
     return text if len(text) <= width else text[: width - 1] + "…"
 
 

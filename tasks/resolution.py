@@ -163,7 +163,7 @@ def _refusal(told: people.Resolved, effect: Document, *, version: int | None) ->
         case "pending":
             own = "it has not been sent: nothing is to be settled"
         case "evidence":
-            own = "something speaks against it"
+            own = f"something speaks against it ({told.text})"
         case other:
             own = other
-    return "; ".join(part for part in (own, told.text, stands) if part)
+    return f"{own}; {stands}"
