@@ -1,4 +1,4 @@
-"""`demo`: the incident agent on the embedded stack, with two workers killed under it, and what came of it."""
+"""`demo`: the incident agent on the embedded stack, with workers killed under it, and what came of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from ..config.errors import SafepointError
 from .children import Child, Children, Plan
 from .console import document, say, table
 from .options import Json
-from .proof import EXPENSIVE, Evidence, Proof, prove
+from .proof import EXPENSIVE, PAGE, TICKET, Evidence, Proof, prove
+from .second_scene import second_scene
 from .words import clock, short
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the demo's data and logs.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Kill an agent's worker twice, and see it finish once.
+    """Kill an agent's workers where it hurts, and see everything done once.
 
     Runs the incident agent of the repository; needs no server and no configuration. Exit code 0 only if the ledger,
     the model's bill and the ticket service agree that nothing was lost and nothing was done twice.
@@ -121,10 +122,13 @@ class Stage:
     def play(self) -> tuple[Proof, Evidence]:
         """Set up, run, kill, and judge."""
         self._set_up()
-        run = self._enqueue()
-        self._tell(f"Run {run}: an alert, its metrics and logs, a diagnosis, a ticket")
-        ended = self._until(lambda: self._step_on(run), what="the run to end")
+        arguments = json.loads((EXAMPLE / "input" / "alert.json").read_text())
+        run = self.enqueue("incident", arguments)
+        self.tell(f"Run {run}: an alert, its metrics and logs, a diagnosis, a ticket")
+        ended = self.until(lambda: self.step_on(run), what="the run to end")
         self._mark("run")
+        held, paged = second_scene(self)
+        self._mark("second scene")
         found = Evidence(
             run=ended["run"],
             events=ended["events"],
@@ -132,10 +136,14 @@ class Stage:
             tickets=_get(f"{self.tickets_url}/tickets"),
             killed_at=self.killed_at or datetime.now(UTC),
             deaths=self.deaths,
+            held=held,
+            paged=paged,
+            pages=_get(f"{self.tickets_url}/pages"),
         )
         return prove(found), found
 
-    def _tell(self, text: str) -> None:
+    def tell(self, text: str) -> None:
+        """Say it, unless only the document is wanted."""
         if not self.quiet:
             say(text)
 
@@ -149,13 +157,13 @@ class Stage:
         from ..config import embedded  # noqa: PLC0415  # --help needs none of it
         from ..ledger.upgrade import upgrade  # noqa: PLC0415
 
-        self._tell("Starting PostgreSQL and Valkey, two workers, relay, beat and a ticket service ...")
+        self.tell("Starting PostgreSQL and Valkey, two workers, relay, beat and a ticket service ...")
         self.stack = embedded.ensure(self.folder / "home")
         upgrade(self.stack.ledger_url)
         self.children = Children(self._plans(self.stack), tell=self._note, write=self._write, died=self._died)
         self.children.start()
-        self.tickets_url = self._until(self._find_tickets, what="the ticket service")
-        self._until(self._workers_live, what="two workers")
+        self.tickets_url = self.until(self._find_tickets, what="the ticket service")
+        self.until(self._workers_live, what="two workers")
         self._mark("set-up")
 
     def _plans(self, stack: EmbeddedStack) -> list[Plan]:
@@ -169,15 +177,15 @@ class Stage:
             "SAFEPOINT_LEDGER_URL": stack.ledger_url,
             "SAFEPOINT_BROKER_URL": stack.broker_url,
             "SAFEPOINT_HOME": str(self.folder / "home"),
-            "SAFEPOINT_FLOWS": "incident_agent",
+            "SAFEPOINT_FLOWS": "incident_agent,paging_agent",
             "SAFEPOINT_LOG": "json",
             "INCIDENT_MODEL_SECONDS": str(THINKING),
             "INCIDENT_BILL": str(self.folder / "bill"),
         }
-        # The second kill: whoever commits the expensive step dies right after it, once.
+        # Whoever has the ticket made dies before it has the number; so does whoever lets the phone ring. Once each.
         trap = {
             "SAFEPOINT_CRASH_POINTS": "1",
-            "SAFEPOINT_CRASH": f"commit.after@{EXPENSIVE}",
+            "SAFEPOINT_CRASH": f"effect.after@{TICKET},effect.after@{PAGE}",
             "SAFEPOINT_CRASH_TARGET": "worker",
             "SAFEPOINT_CRASH_ONCE": str(self.folder / "crashed"),
         }
@@ -218,15 +226,15 @@ class Stage:
 
     # --- the run ----------------------------------------------------------------------------------------------------
 
-    def _enqueue(self) -> UUID:
+    def enqueue(self, flow: str, arguments: Mapping[str, object]) -> UUID:
+        """Accept a run of the demo's."""
         from ..tasks.client import Client  # noqa: PLC0415  # as above
 
         assert self.stack is not None
-        arguments = json.loads((EXAMPLE / "input" / "alert.json").read_text())
         with Client(self.stack.ledger_url) as client:
-            return UUID(client.enqueue("incident", arguments, tags={"demo": "1"}).id)
+            return UUID(client.enqueue(flow, arguments, tags={"demo": "1"}).id)
 
-    def _step_on(self, run: UUID) -> dict[str, Any] | None:
+    def step_on(self, run: UUID) -> dict[str, Any] | None:
         """Look once: show what is new, kill when it is time, and return the run with its events when it is over."""
         from ..ledger.snapshot import snapshot  # noqa: PLC0415  # as above
         from ..ledger.views import list_events, read_run  # noqa: PLC0415
@@ -240,7 +248,7 @@ class Stage:
             ]
         for event in events[self.seen :]:
             if event["type"] != "step.scheduled":
-                self._tell(_line(event))
+                self.tell(_line(event))
         self.seen = len(events)
         if self.killed_at is None and thinking and (thinking[0].claimed_ago or 0) > THINKING * KILL_AFTER:
             self._kill(str(thinking[0].owner))
@@ -257,15 +265,18 @@ class Stage:
             pid = next(node["pid"] for node in list_nodes(connection) if node["id"] == node_id)
         self.killed_at = datetime.now(UTC)
         os.kill(pid, signal.SIGKILL)
-        self._tell(f"  >>> kill -9 {pid}: {node_id} dies in the middle of {EXPENSIVE}")
+        self.tell(f"  >>> kill -9 {pid}: {node_id} dies in the middle of {EXPENSIVE}")
 
     def _died(self, child: Child, code: int) -> None:
         if child.plan.name.startswith("worker-"):
             self.deaths.append(code)
-            if len(self.deaths) > 1:
-                self._tell(f"  >>> {child.plan.name} has died of signal {-code}, right after it committed {EXPENSIVE}")
+            what = {2: "the ticket was made, and before it had the number", 3: "the phone had rung"}.get(
+                len(self.deaths)
+            )
+            if what:
+                self.tell(f"  >>> {child.plan.name} has died of signal {-code}: after {what}")
 
-    def _until(self, look: Callable[[], Any], *, what: str) -> Any:
+    def until(self, look: Callable[[], Any], *, what: str) -> Any:
         """Look until there is an answer, and tend the children meanwhile."""
         assert self.children is not None
         ends = time.monotonic() + PATIENCE
@@ -280,7 +291,7 @@ class Stage:
 
     def clear(self) -> None:
         """End everything that was started."""
-        self._tell("Ending everything ...\n")
+        self.tell("Ending everything ...\n")
         if self.children is not None:
             begun = time.monotonic()
             self.children.stop(hurry=lambda: time.monotonic() - begun > 12)
@@ -307,9 +318,15 @@ def _line(event: Mapping[str, Any]) -> str:
             words = f"{data['tokens']:,} tokens" if "tokens" in data else ""
         case "step.lost":
             words = f"{data['node']} is gone"
+        case "effect.executing":
+            words = f"request {data['attempt']}, by {data['node']}"
+        case "effect.unknown":
+            words = "nobody knows whether it was executed"
+        case "effect.settled":
+            words = f"{data['status']}: {data.get('why') or 'its own answer'}"
         case _:
             words = short(data.get("text", ""), width=70)
-    return f"  {clock(event['at'])}  {event['type']:<14}  {event['key'] or '':<26}  {words}".rstrip()
+    return f"  {clock(event['at'])}  {event['type']:<16}  {event['key'] or '':<26}  {words}".rstrip()
 
 
 def _get(url: str) -> Any:
@@ -318,13 +335,13 @@ def _get(url: str) -> Any:
 
 
 def _show(proof: Proof, found: Evidence, *, seconds: dict[str, float]) -> None:
-    names = ("STEP", "#RAN", "#COMMITTED", "#TOKENS", "#WOULD HAVE RUN FROM SCRATCH")
+    names = ("STEP", "#RAN", "#LOOKED UP", "#COMMITTED", "#TOKENS", "#WOULD HAVE RUN FROM SCRATCH")
     rows = [
-        (line.step, str(line.ran), str(line.committed), f"{line.tokens:,}", str(line.from_scratch))
+        (line.step, str(line.ran), str(line.looked_up), str(line.committed), f"{line.tokens:,}", str(line.from_scratch))
         for line in proof.lines
     ]
     table(names, rows)
-    kills = (f"in the middle of {EXPENSIVE}", f"right after the commit of {EXPENSIVE}")
+    kills = (f"in the middle of {EXPENSIVE}", "after the ticket was made and before its number was known")
     for kill, took in zip(kills, proof.recoveries, strict=False):
         say(f"Killed {kill}: the next step was under way after {took:.2f} s.")
     say(
@@ -334,5 +351,6 @@ def _show(proof: Proof, found: Evidence, *, seconds: dict[str, float]) -> None:
         "",
         *(f"{'  ok' if check.holds else 'FAIL'}  {check.text}" for check in proof.checks),
         "",
-        f"Set-up {seconds['set-up']:g} s, run {seconds['run']:g} s, end {seconds['end']:g} s.",
+        f"Set-up {seconds['set-up']:g} s, run {seconds['run']:g} s, second scene {seconds['second scene']:g} s,"
+        f" end {seconds['end']:g} s.",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ledger.effect_errors import ApprovalDenied, EffectRequestChanged, UnknownEffect
+from ..ledger.effect_errors import ApprovalDenied, EffectRequestChanged
 from ..ledger.errors import (
     ArgumentsMismatch,
     ArtifactCorrupt,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from .errors import Permanent, SafepointError
 
-__all__ = ["ApprovalDenied", "EffectRequestChanged", "UnknownEffect"]
+__all__ = ["ApprovalDenied", "EffectRequestChanged"]
 
 
 class EffectRequestChanged(SafepointError):
@@ -22,9 +22,3 @@ class ApprovalDenied(Permanent):
     key: str
     by: str
     note: str
-
-
-class UnknownEffect(SafepointError):
-    """There is no effect {key}."""
-
-    key: str

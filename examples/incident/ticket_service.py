@@ -5,6 +5,9 @@
 POST /tickets {"title", "body"} with `Idempotency-Key`: 201 and the ticket; the same key and content again: 200 and the
 same ticket; the same key with other content: 409. Without a key each request makes a ticket.
 GET /tickets, GET /tickets?key=KEY, GET /tickets/NUMBER, POST /tickets/NUMBER/close, GET /health.
+
+Beside it a pager as simple ones are: POST /pages {"text"} lets a phone ring each time; it knows no key, and cannot be
+asked what it has done. GET /pages is what the phone's owner would remember.
 """
 
 from __future__ import annotations
@@ -22,6 +25,10 @@ CREATE TABLE IF NOT EXISTS tickets (
     number INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE, title TEXT NOT NULL, body TEXT NOT NULL,
     status TEXT NOT NULL DEFAULT 'open', requests INTEGER NOT NULL DEFAULT 1, created_at TEXT NOT NULL
 )"""
+PAGES = """
+CREATE TABLE IF NOT EXISTS pages (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, text TEXT NOT NULL, created_at TEXT NOT NULL
+)"""
 MAX_BODY = 1_000_000
 
 
@@ -34,6 +41,7 @@ class Tickets:
         self._database.row_factory = sqlite3.Row
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute(SCHEMA)
+        self._database.execute(PAGES)
 
     def create(self, key: str | None, title: str, body: str) -> tuple[int, dict[str, object]]:
         """Make a ticket, or find the one that this key has made."""
@@ -56,6 +64,17 @@ class Tickets:
         with self._lock:
             self._database.execute("UPDATE tickets SET status = 'closed' WHERE number = ?", (number,))
         return self.get("SELECT * FROM tickets WHERE number = ?", number)
+
+    def page(self, text: str) -> tuple[int, dict[str, object]]:
+        """Let the phone ring."""
+        with self._lock:
+            values = (text, datetime.now(UTC).isoformat())
+            self._database.execute("INSERT INTO pages (text, created_at) VALUES (?, ?)", values)
+        return 202, {"status": "accepted"}
+
+    def pages(self) -> list[dict[str, object]]:
+        """List how often the phone has rung."""
+        return [dict(row) for row in self._database.execute("SELECT * FROM pages ORDER BY number")]
 
     def get(self, query: str, value: object) -> tuple[int, dict[str, object]]:
         """Find one ticket."""
@@ -92,6 +111,8 @@ class Handler(BaseHTTPRequestHandler):
                 self._answer(*self.server.tickets.get("SELECT * FROM tickets WHERE key = ?", key[0]))
             case ["tickets"]:
                 self._answer(200, self.server.tickets.every())
+            case ["pages"]:
+                self._answer(200, self.server.tickets.pages())
             case ["tickets", number] if number.isdecimal():
                 self._answer(*self.server.tickets.get("SELECT * FROM tickets WHERE number = ?", int(number)))
             case _:
@@ -107,6 +128,8 @@ class Handler(BaseHTTPRequestHandler):
         match urlsplit(self.path).path.strip("/").split("/"):
             case ["tickets"]:
                 self._create(raw)
+            case ["pages"]:
+                self._page(raw)
             case ["tickets", number, "close"] if number.isdecimal():
                 self._answer(*self.server.tickets.close(int(number)))
             case _:
@@ -120,6 +143,13 @@ class Handler(BaseHTTPRequestHandler):
         except (ValueError, KeyError, TypeError):
             return self._answer(400, {"error": 'accepted is {"title": "...", "body": "..."}'})
         return self._answer(*self.server.tickets.create(self.headers.get("Idempotency-Key"), str(title), str(body)))
+
+    def _page(self, raw: bytes) -> None:
+        try:
+            text = str(json.loads(raw)["text"])
+        except (ValueError, KeyError, TypeError):
+            return self._answer(400, {"error": 'accepted is {"text": "..."}'})
+        return self._answer(*self.server.tickets.page(text))
 
     def _answer(self, status: int, value: object) -> None:
         data = json.dumps(value).encode()

@@ -48,6 +48,14 @@ def close(number: int) -> None:
     _request("POST", f"/tickets/{number}/close", {})
 
 
+def page(text: str) -> str:
+    """Let the phone of whoever is on call ring; the pager says no more than that it has heard."""
+    status, found = _request("POST", "/pages", {"text": text})
+    if status != 202:
+        raise TicketsError(f"{status}: {found.get('error')}")
+    return str(found["status"])
+
+
 def _base() -> str:
     return os.environ.get("TICKETS_URL", "http://127.0.0.1:8099")
 
