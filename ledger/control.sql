@@ -113,6 +113,8 @@ CREATE FUNCTION safepoint.reopen_v1(p_run uuid, p_by text) RETURNS text LANGUAGE
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
     r runs%ROWTYPE;
+    f steps%ROWTYPE;
+    s steps%ROWTYPE;
     instant timestamptz;
 BEGIN
     SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
@@ -129,18 +131,18 @@ BEGIN
     IF NOT FOUND AND r.parent_run_id IS NOT NULL THEN RETURN 'refused: its parent has already been told'; END IF;
     UPDATE runs SET status = 'running', attempt = attempt + 1, finished_at = NULL, ending = NULL, error = NULL, result = NULL, result_encoding = NULL,
            paused_at = NULL, reason = NULL, updated_at = instant, state_version = state_version + 1 WHERE run_id = p_run;
-    -- A rejected effect that is retried on purpose is a new operation under a new key; one that was never sent keeps its own.
-    PERFORM schedule_effect_v1(p_run, e.generation, e.tenant_id, e.path, e.step_id, e.iteration, e.name, e.request_digest, e.request, e.request_encoding,
-        e.declared, NULL, instant)
-       FROM steps s JOIN effects e ON e.idempotency_key = s.effect_key
-      WHERE s.run_id = p_run AND s.generation = r.generation AND s.status = 'failed' AND e.status = 'failed' AND (key_v1(s.path, s.step_id, s.iteration)
-            = r.error->>'step' OR s.path <> '' AND r.error->>'step' LIKE '%/%' AND split_part(s.path, '.', 1) = split_part(r.error->>'step', '.', 1));
-    UPDATE steps SET status = 'ready', commit_seq = NULL, error = NULL, committed_token = NULL, attempt = 1, ready_at = instant, due_at = instant,
-           dispatched_at = NULL, dispatches = 0, first_claimed_at = NULL, committed_at = NULL
-     WHERE run_id = p_run AND generation = r.generation AND status = 'failed' AND kind IN ('step', 'effect')
-       -- What ended the run, and what failed beside it in the same gather; a failure that the flow caught stays as it was.
-       AND (key_v1(path, step_id, iteration) = r.error->>'step'
-            OR path <> '' AND r.error->>'step' LIKE '%/%' AND split_part(path, '.', 1) = split_part(r.error->>'step', '.', 1));
+    -- What ended the run, and what failed beside it in the same gather; a failure that the flow caught stays as it was.
+    SELECT * INTO f FROM steps WHERE run_id = p_run AND generation = r.generation AND status = 'failed' AND kind IN ('step', 'effect')
+        AND (key_v1(path, step_id, iteration) IN (r.error->>'key', r.error->>'step') OR name = r.error->>'step') ORDER BY commit_seq DESC LIMIT 1;
+    FOR s IN SELECT * FROM steps x WHERE x.run_id = p_run AND x.generation = r.generation AND x.status = 'failed' AND x.kind IN ('step', 'effect')
+              AND ((x.path, x.step_id, x.iteration) = (f.path, f.step_id, f.iteration) OR x.path <> '' AND split_part(x.path, '.', 1) = split_part(f.path, '.', 1)) LOOP
+        -- A rejected effect that is retried on purpose is a new operation under a new key; one that was never sent keeps its own.
+        PERFORM schedule_effect_v1(p_run, e.generation, e.tenant_id, e.path, e.step_id, e.iteration, e.name, e.request_digest, e.request, e.request_encoding,
+            e.declared, NULL, instant) FROM effects e WHERE e.idempotency_key = s.effect_key AND e.status = 'failed';
+        UPDATE steps SET status = 'ready', commit_seq = NULL, error = NULL, committed_token = NULL, attempt = 1, ready_at = instant, due_at = instant,
+               dispatched_at = NULL, dispatches = 0, first_claimed_at = NULL, committed_at = NULL
+         WHERE run_id = p_run AND generation = s.generation AND path = s.path AND step_id = s.step_id AND iteration = s.iteration;
+    END LOOP;
     PERFORM advance_v1(p_run);
     PERFORM emit_v1(p_run, r.tenant_id, jsonb_build_array(jsonb_build_object('type', 'run.resumed',
         'data', jsonb_build_object('by', p_by, 'attempt', r.attempt + 1, 'reopened', true))));

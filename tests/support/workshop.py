@@ -101,12 +101,14 @@ class Workshop:
         finally:
             self.loan.disconnect()
 
-    def work(self, url: str) -> None:
-        """Relay and execute until nothing is due and nothing is on the belt."""
+    def work(self, url: str, *, stop: str | None = None) -> None:
+        """Relay and execute until nothing is due and nothing is on the belt, or the step `stop` has come."""
         with connect(url, name="test") as connection:
             while True:
                 while self.belt.queue:
                     message = self.belt.queue.popleft()
+                    if message.step == stop:
+                        return
                     self.execute(UUID(message.run), message.step, message.lane)
                 rows = outbox.dispatch(connection, limit=100, grace=5.0, redispatch_after=10.0)
                 if not rows:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-from uuid import UUID
 
 import pytest
-from ledger_clock import Clock
-from ledger_verbs import Verbs, key
+from ledger_verbs import key
 from outside import Outside, Refused
+from play import Play
 from safepoint import UNSURE, Found, Lookup, Permanent, current, effect, flow, step
 from safepoint.errors import StepFailed
 from safepoint.ledger import control
 from safepoint.ledger.effects import unsettle
 from safepoint.ledger.steps import Cause, Loss, lose
 from tenacity import stop_after_attempt, wait_fixed
-from workshop import Workshop, settings_of
 
 outside = Outside()
 
@@ -67,6 +61,11 @@ async def one(kind: str) -> str:
         return f"failed: {error.type}"
 
 
+@flow(name="eff_must", version="1")
+async def must() -> str:
+    return await blind(what="a")
+
+
 @flow(name="eff_undo", version="1")
 async def undo() -> None:
     await undone("first")
@@ -75,69 +74,8 @@ async def undo() -> None:
 
 
 @pytest.fixture
-def verbs(crowd: Callable[[], Verbs]) -> Verbs:
-    return crowd()
-
-
-@pytest.fixture
-def shop(verbs: Verbs, crowd_clock: Clock, crowded_ledger_url: str, tmp_path: Path) -> Workshop:
-    outside.reset()
-    found = Workshop(crowded_ledger_url, settings_of(tmp_path, relay={"grace": 0.0}))
-    found.register(crowded_ledger_url)
-    return found
-
-
-class Play:
-    """A run of one of these flows, played with the ledger's clock in hand."""
-
-    def __init__(self, shop: Workshop, verbs: Verbs, clock: Clock, url: str) -> None:
-        self.shop, self.verbs, self.clock, self.url = shop, verbs, clock, url
-        self.run = UUID(int=0)
-
-    def go(self, flow: str, **given: Any) -> Play:
-        self.run = self.verbs.enqueue(flow=flow, input=json.dumps(given))
-        return self.work()
-
-    def work(self, seconds: float = 0.0) -> Play:
-        self.clock.forward(seconds)
-        self.verbs.beat()
-        self.shop.board.beaten(time.monotonic())
-        self.shop.work(self.url)
-        return self
-
-    @property
-    def row(self) -> dict[str, Any]:
-        return self.verbs.run(self.run)
-
-    def effects(self) -> list[dict[str, Any]]:
-        return self.verbs.rows(
-            "SELECT * FROM safepoint.effects WHERE run_id = %s ORDER BY created_at, reference", (self.run,)
-        )
-
-    @property
-    def effect(self) -> dict[str, Any]:
-        return self.effects()[0]
-
-    def history(self) -> list[str]:
-        rows = self.verbs.rows(
-            "SELECT h.status FROM safepoint.effect_history h JOIN safepoint.effects e USING (idempotency_key)"
-            " WHERE e.run_id = %s ORDER BY e.created_at, e.reference, h.n",
-            (self.run,),
-        )
-        return [row["status"] for row in rows]
-
-    def resolve(self, verdict: str, value: str | None = None, version: int | None = None) -> str:
-        return str(
-            self.verbs.value(
-                "SELECT answer FROM safepoint.resolve_effect_v1(%s, %s, %s, %s, 'json', %s, 'person:ann', 'seen')",
-                (self.effect["idempotency_key"], version, verdict, None if value is None else value.encode(), None),
-            )
-        )
-
-
-@pytest.fixture
-def play(shop: Workshop, verbs: Verbs, crowd_clock: Clock, crowded_ledger_url: str) -> Play:
-    return Play(shop, verbs, crowd_clock, crowded_ledger_url)
+def play(playing: Callable[[Outside], Play]) -> Play:
+    return playing(outside)
 
 
 def test_an_effect_is_pending_then_executing_then_succeeded(play: Play) -> None:
@@ -399,3 +337,30 @@ def test_a_request_that_is_not_the_frozen_one_is_never_sent(play: Play) -> None:
     assert play.row["status"] == "held"
     assert "EffectRequestChanged" in play.row["reason"]["text"]
     assert outside.count("blind") == 0
+
+
+def test_a_rejected_effect_that_a_person_retries_is_a_new_operation(play: Play) -> None:
+    outside.fail(Refused("no such queue"))
+    play.go("eff_must")
+    assert play.row["status"] == "failed"
+
+    assert control.reopen(play.verbs.connection, play.run, by="ann") == "running"
+    play.work()
+
+    assert (play.row["status"], play.row["result"]) == ("succeeded", b'"did a"')
+    assert len(set(outside.tried("blind"))) == 2
+    assert [row["status"] for row in play.effects()] == ["failed", "succeeded"]
+
+
+def test_an_effect_that_was_never_sent_keeps_its_key_when_a_person_retries(play: Play) -> None:
+    play.go("eff_must", deadline=10, stop="eff_blind#1")
+    key = play.effect["idempotency_key"]
+    play.work(seconds=11)
+    assert (play.row["status"], play.effect["status"]) == ("failed", "failed")
+    play.verbs.connection.execute("UPDATE safepoint.runs SET deadline = NULL, attempt = attempt + 1")
+
+    control.reopen(play.verbs.connection, play.run, by="ann")
+    play.work()
+
+    assert play.row["status"] == "succeeded"
+    assert outside.keys("blind") == [key.hex()]
