@@ -1,0 +1,150 @@
+"""An effect that needs approval: a flow cannot skip it, and only what was approved is sent (R23)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from outside import Outside
+from play import Play
+from safepoint import current, effect, flow
+from safepoint.ledger.codec import Encoded
+
+outside = Outside()
+MUTATIONS = 10_000
+
+
+@effect(name="appr_pay", requires_approval="role:treasurer", idempotent=True)
+def pay(to: str, amount: int, note: str = "") -> str:
+    return outside.do("pay", f"{to} {amount}", current().idempotency_key, keyed=True)
+
+
+@flow(name="appr_pay", version="1")
+async def pays() -> str:
+    return await pay(to="ann", amount=100)
+
+
+@pytest.fixture
+def play(playing: Callable[[Outside], Play]) -> Play:
+    return playing(outside)
+
+
+def decide(play: Play, *, approved: bool, digest: bytes | None = None) -> str:
+    return str(
+        play.verbs.value(
+            "SELECT answer FROM safepoint.decide_v1(%s, 'appr_pay', %s, 'bob', NULL, NULL, %s)",
+            (play.run, approved, digest),
+        )
+    )
+
+
+def test_nothing_is_sent_before_the_decision(play: Play) -> None:
+    play.go("appr_pay").work(seconds=10_000)
+
+    assert (play.row["status"], play.row["reason"]["code"]) == ("waiting", "approval")
+    assert outside.tried("pay") == []
+    assert play.verbs.value("SELECT count(*) FROM safepoint.steps WHERE status IN ('ready', 'running')") == 0
+
+
+def test_what_was_approved_is_sent_once(play: Play) -> None:
+    play.go("appr_pay")
+
+    assert decide(play, approved=True) == "decided"
+    play.work()
+
+    assert play.row["status"] == "succeeded"
+    assert outside.did("pay") == ["ann 100"]
+    assert decide(play, approved=True) != "decided"
+
+
+def test_what_was_denied_is_never_sent_and_the_flow_hears_who_said_no(play: Play) -> None:
+    play.go("appr_pay")
+
+    assert decide(play, approved=False) == "decided"
+    play.work()
+
+    assert play.row["status"] == "failed"
+    assert play.row["error"]["type"] == "StepFailed" or "ApprovalDenied" in str(play.row["error"])
+    assert "bob" in play.row["error"]["message"]
+    assert outside.tried("pay") == []
+    assert play.effect["status"] == "failed"
+
+
+def test_a_decision_that_names_another_request_is_refused(play: Play) -> None:
+    play.go("appr_pay")
+
+    assert decide(play, approved=True, digest=b"another") == "changed"
+    assert play.row["status"] == "waiting"
+
+
+def test_of_ten_thousand_changed_requests_none_is_sent(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever changes what would be sent, after the approval and right before the send, is seen by the ledger."""
+    play.go("appr_pay")
+    decide(play, approved=True)
+    frozen = bytes(play.effect["request"])
+    settler = play.shop.executor._settler  # what it would send is changed under it
+    plain = settler._performance.plain
+    chance, seen = random.Random(1), set[bytes]()
+
+    def changed(claimed: Any) -> bytes:
+        data = mutated(plain(claimed), chance)
+        seen.add(data)
+        return data
+
+    monkeypatch.setattr(settler._performance, "plain", changed)
+    answers = set[str]()
+    turn = Turns(play)
+    for _ in range(MUTATIONS):
+        answers.add(turn.begin(settler._request(turn.turn).digest))
+
+    assert answers == {"changed"}
+    assert frozen not in seen
+    assert outside.tried("pay") == []
+    play.work()
+    assert outside.tried("pay") == []
+    assert play.row["status"] == "held"
+    assert "EffectRequestChanged" in play.row["reason"]["text"]
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """Change a request so that it is still one: another value, another field, another name."""
+    import json
+
+    request: dict[str, Any] = json.loads(data)
+    match chance.randrange(4):
+        case 0:
+            request["amount"] += chance.choice([-1, 1]) * chance.randrange(1, 10**9)
+        case 1:
+            request["to"] = "".join(chance.choices("abcdefghijklmnop ", k=chance.randrange(1, 12))) + "!"
+        case 2:
+            request["note"] = str(chance.random())
+        case _:
+            request["to"] = request["to"].swapcase() + chr(chance.randrange(0x20, 0x2FFF))
+    return Encoded.of(json.dumps(request, sort_keys=True).encode()).data
+
+
+class Turns:
+    """A claim of the approved effect, and the ledger's word on what would be sent under it."""
+
+    def __init__(self, play: Play) -> None:
+        from safepoint.ledger.steps import Claimed
+        from safepoint.tasks.registry import registry
+        from safepoint.tasks.turn import Turn
+
+        key = play.key("appr_pay#1")
+        claimed = play.verbs.claimed(play.run, key)
+        assert isinstance(claimed, Claimed)
+        self.play, self.claimed = play, claimed
+        self.turn = Turn(claimed, None, 0.0, step=registry.steps["appr_pay"])
+
+    def begin(self, digest: bytes) -> str:
+        """Ask whether a request of that digest may be sent."""
+        from safepoint.ledger.effects import begin
+
+        claimed = self.claimed
+        return begin(
+            self.play.verbs.connection, claimed.run_id, claimed.key, token=claimed.token, digest=digest, how="send",
+            timeout=60, authoritative_after=0, key_retention=None, asked_ago=0,
+        ).answer  # fmt: skip
