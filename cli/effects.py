@@ -223,8 +223,8 @@ def _evidence(entry: Document) -> str:
 
 
 def _read(key: str) -> dict[str, Any]:
-    from ..ledger.effect_views import read_effect  # noqa: PLC0415  # as above
-    from ..ledger.errors import UnknownEffect  # noqa: PLC0415
+    from ..ledger.effect_views import read_effect  # noqa: PLC0415
+    from ..ledger.errors import UnknownEffect  # noqa: PLC0415  # as above
     from ..tasks.resolution import find_key  # noqa: PLC0415
 
     with reading() as connection:

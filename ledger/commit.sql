@@ -85,7 +85,8 @@ BEGIN
                                      s.cleanup, instant, r);
         log := log || (SELECT coalesce(jsonb_agg(jsonb_build_object('type', CASE WHEN x->>'kind' = 'approval' OR x->'effect'->>'requires_approval' <> '' THEN 'approval.asked' ELSE 'step.scheduled' END,
                         'key', key_v1(x->>'path', x->>'step', (x->>'iteration')::integer),
-                        'data', jsonb_build_object('kind', x->>'kind', 'lane', x->>'lane')) ORDER BY o), '[]') FROM jsonb_array_elements(p_next) WITH ORDINALITY AS e(x, o));
+                        'data', jsonb_build_object('kind', x->>'kind', 'lane', x->>'lane') || CASE WHEN x->>'kind' = 'approval' OR x->'effect'->>'requires_approval' <> ''
+                            THEN jsonb_build_object('name', x->>'name', 'digest', x->>'hash') ELSE '{}' END) ORDER BY o), '[]') FROM jsonb_array_elements(p_next) WITH ORDINALITY AS e(x, o));
         SELECT bool_and(x->>'status' = 'waiting') INTO wait FROM jsonb_array_elements(next_rows) AS x;
     END IF;
     -- A key names a step within its generation only.
@@ -147,7 +148,7 @@ BEGIN
     UPDATE effects SET status = p_status, version = version + 1, result = p_result, result_encoding = p_encoding, error = p_error, settled_at = p_now,
            external_id = coalesce(p_effect->>'external_id', external_id), commit_seq = p_seq, unknown_since = NULL,
            last_answer = CASE WHEN p_effect ? 'answer' THEN (p_effect->'answer') || jsonb_build_object('at', p_now, 'node', p_node) ELSE last_answer END,
-           lookups = lookups + (p_effect ? 'answer')::integer
+           lookups = lookups + coalesce(p_effect ? 'answer', false)::integer
      WHERE idempotency_key = s.effect_key;
     PERFORM note_effect_v1(s.effect_key, p_status, p_node, p_effect->>'why', jsonb_strip_nulls(jsonb_build_object('epoch', s.epoch, 'error', p_error,
         'outcome', CASE p_status WHEN 'succeeded' THEN 'succeeded' END)));

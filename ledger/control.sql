@@ -113,8 +113,6 @@ CREATE FUNCTION safepoint.reopen_v1(p_run uuid, p_by text) RETURNS text LANGUAGE
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
     r runs%ROWTYPE;
-    f steps%ROWTYPE;
-    s steps%ROWTYPE;
     instant timestamptz;
 BEGIN
     SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
@@ -131,23 +129,49 @@ BEGIN
     IF NOT FOUND AND r.parent_run_id IS NOT NULL THEN RETURN 'refused: its parent has already been told'; END IF;
     UPDATE runs SET status = 'running', attempt = attempt + 1, finished_at = NULL, ending = NULL, error = NULL, result = NULL, result_encoding = NULL,
            paused_at = NULL, reason = NULL, updated_at = instant, state_version = state_version + 1 WHERE run_id = p_run;
-    -- What ended the run, and what failed beside it in the same gather; a failure that the flow caught stays as it was.
-    SELECT * INTO f FROM steps WHERE run_id = p_run AND generation = r.generation AND status = 'failed' AND kind IN ('step', 'effect')
-        AND (key_v1(path, step_id, iteration) IN (r.error->>'key', r.error->>'step') OR name = r.error->>'step') ORDER BY commit_seq DESC LIMIT 1;
-    FOR s IN SELECT * FROM steps x WHERE x.run_id = p_run AND x.generation = r.generation AND x.status = 'failed' AND x.kind IN ('step', 'effect')
-              AND ((x.path, x.step_id, x.iteration) = (f.path, f.step_id, f.iteration) OR x.path <> '' AND split_part(x.path, '.', 1) = split_part(f.path, '.', 1)) LOOP
-        -- A rejected effect that is retried on purpose is a new operation under a new key; one that was never sent keeps its own.
-        PERFORM schedule_effect_v1(p_run, e.generation, e.tenant_id, e.path, e.step_id, e.iteration, e.name, e.request_digest, e.request, e.request_encoding,
-            e.declared, NULL, instant) FROM effects e WHERE e.idempotency_key = s.effect_key AND e.status = 'failed';
-        UPDATE steps SET status = 'ready', commit_seq = NULL, error = NULL, committed_token = NULL, attempt = 1, ready_at = instant, due_at = instant,
-               dispatched_at = NULL, dispatches = 0, first_claimed_at = NULL, committed_at = NULL
-         WHERE run_id = p_run AND generation = s.generation AND path = s.path AND step_id = s.step_id AND iteration = s.iteration;
-    END LOOP;
+    -- A rejected effect that is retried on purpose is a new operation under a new key; one that was never sent keeps its own.
+    PERFORM schedule_effect_v1(p_run, e.generation, e.tenant_id, e.path, e.step_id, e.iteration, e.name, e.request_digest, e.request, e.request_encoding,
+        e.declared, NULL, instant)
+       FROM (SELECT DISTINCT effect_key FROM failed_v1(r)) s JOIN effects e ON e.idempotency_key = s.effect_key WHERE e.status = 'failed';
+    UPDATE steps t SET status = 'ready', commit_seq = NULL, error = NULL, committed_token = NULL, attempt = 1, ready_at = instant, due_at = instant,
+           dispatched_at = NULL, dispatches = 0, first_claimed_at = NULL, committed_at = NULL
+      FROM failed_v1(r) f WHERE (t.run_id, t.generation, t.path, t.step_id, t.iteration) = (f.run_id, f.generation, f.path, f.step_id, f.iteration);
     PERFORM advance_v1(p_run);
     PERFORM emit_v1(p_run, r.tenant_id, jsonb_build_array(jsonb_build_object('type', 'run.resumed',
         'data', jsonb_build_object('by', p_by, 'attempt', r.attempt + 1, 'reopened', true))));
+    PERFORM ask_again_v1(p_run, instant);
     PERFORM pg_notify('safepoint_relay', '');
     RETURN 'running';
+END $$;
+
+-- What ended a failed run (by `key` the error names the outcome that the flow heard last), and what failed beside it in the same gather. A failure
+-- that the flow has caught, and after which it has gone on, stays as it was.
+CREATE FUNCTION safepoint.failed_v1(r safepoint.runs) RETURNS SETOF safepoint.steps LANGUAGE sql STABLE
+SET search_path = safepoint, pg_temp AS $$
+    SELECT f.* FROM steps f, unnest(ARRAY[r.error->>'step', r.error->>'key']) AS last(key)
+     WHERE f.run_id = r.run_id AND f.generation = r.generation AND f.status = 'failed' AND f.kind IN ('step', 'effect')
+       AND (key_v1(f.path, f.step_id, f.iteration) = last.key
+            OR f.path <> '' AND last.key LIKE '%/%' AND split_part(f.path, '.', 1) = split_part(last.key, '.', 1)
+               AND NOT EXISTS (SELECT FROM steps x WHERE x.run_id = f.run_id AND x.generation = f.generation AND x.commit_seq > f.commit_seq
+                    AND (x.path = f.path OR starts_with(x.path, f.path || '/'))))
+$$;
+
+-- An effect that was denied, or whose approval was for an operation before this one, waits for its decision anew: nothing approves itself (G10).
+CREATE FUNCTION safepoint.ask_again_v1(p_run uuid, p_now timestamptz) RETURNS void LANGUAGE plpgsql
+SET search_path = safepoint, pg_temp AS $$
+DECLARE
+    x record;
+BEGIN
+    FOR x IN UPDATE steps s SET status = 'waiting', due_at = NULL, reason = jsonb_build_object('code', 'approval', 'since', p_now,
+                    'text', 'waiting for ' || (e.declared->>'requires_approval') || ' to approve ' || s.name)
+               FROM effects e WHERE s.run_id = p_run AND s.status = 'ready' AND e.idempotency_key = s.effect_key AND e.status = 'pending'
+                AND e.declared->>'requires_approval' <> '' AND NOT coalesce(e.decision ? 'outcome', false)
+              RETURNING s.*, encode(e.request_digest, 'hex') AS digest LOOP
+        PERFORM emit_v1(p_run, x.tenant_id, jsonb_build_array(jsonb_build_object('type', 'approval.asked', 'key', key_v1(x.path, x.step_id, x.iteration),
+            'data', jsonb_build_object('kind', x.kind, 'lane', x.lane, 'name', x.name, 'digest', x.digest)
+                    || CASE WHEN x.generation > 1 THEN jsonb_build_object('generation', x.generation) ELSE '{}' END)));
+        PERFORM refresh_v1(p_run);
+    END LOOP;
 END $$;
 
 -- Deadlines that passed (P7) and clean-ups that outlasted their grace; each run under its own lock.

@@ -98,13 +98,14 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What decided a wait: its status, who sent it, the payload or the error."""
+    """What decided a wait: its status, who sent it, the payload or the error; `covers` is the digest of a decision."""
 
     status: str
     error: dict[str, Any] | None
     sender: str | None
     data: bytes | None
     encoding: str | None
+    covers: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +223,12 @@ def _claimed(run_id: UUID, key: Key, token: UUID, row: tuple[Any, ...]) -> Claim
         outcome=None
         if outcome is None
         else Outcome(
-            outcome.get("status", "succeeded"), outcome.get("error"), outcome.get("sender"), o_data, o_encoding
+            outcome.get("status", "succeeded"),
+            outcome.get("error"),
+            outcome.get("sender"),
+            o_data,
+            o_encoding,
+            outcome.get("covers"),
         ),
         first_claimed_at=first,
         dispatched_at=dispatched,

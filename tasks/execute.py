@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
@@ -18,11 +19,12 @@ from ..config.crash import crash_point
 from ..config.settings import Settings
 from ..ledger import commit as commits
 from ..ledger import steps
+from ..ledger.codec import JSON, digest
 from ..ledger.commit import Next, Result
 from ..ledger.connect import Connection
-from ..ledger.errors import ArtifactStoreUnavailable, StepTimeout, describe
+from ..ledger.errors import ArtifactStoreUnavailable, StepTimeout, ValueNotOpened, describe
 from ..ledger.key import Key
-from ..ledger.steps import Claimed, NotYours, Settled
+from ..ledger.steps import Claimed, NotYours, Outcome, Settled
 from .advance import Advance
 from .attempt import Job, Raised, Returned
 from .ending import diverged
@@ -301,12 +303,24 @@ class Executor:
         outcome = turn.claimed.outcome
         if outcome is None:
             return Result("succeeded", turn.now())
-        if turn.claimed.kind == "approval" and outcome.status == "expired":
-            expired = self._performance.expired()
-            return Result("succeeded", turn.now(), expired.data, expired.encoding, expired.digest)
+        if turn.claimed.kind == "approval":
+            return self._decided(turn, outcome)
         if outcome.status != "succeeded":
             return Result("failed", turn.now(), error=outcome.error or {"type": "Error", "message": outcome.status})
         return Result("succeeded", turn.now(), outcome.data, outcome.encoding)
+
+    def _decided(self, turn: Turn, outcome: Outcome) -> Result:
+        """The decision on an approval: as a person has made it and nothing else, or that nobody has in time (P28)."""
+        if outcome.status == "expired":
+            expired = self._performance.expired()
+            return Result("succeeded", turn.now(), expired.data, expired.encoding, expired.digest)
+        made = bytes.fromhex(outcome.covers) if outcome.covers else None
+        with suppress(ValueNotOpened):  # there is no codec here: the flow's own code is held with the error
+            load = self._performance.loader(turn.claimed.run["tenant"])
+            if made is not None and digest(load(outcome.data or b"", outcome.encoding or JSON)) != made:
+                text = "the stored decision is not the one that was made: its digest is another"
+                return Result("failed", turn.now(), error={"type": "DecisionChanged", "message": text})
+        return Result("succeeded", turn.now(), outcome.data, outcome.encoding, made)
 
     def _replayed_again(self, turn: Turn) -> None:
         """Keep the driver: it has been fed nothing that is not committed."""

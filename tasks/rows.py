@@ -110,13 +110,13 @@ def _reason(asked: Asked, *, run_id: UUID) -> dict[str, str] | None:
             return {
                 "code": "approval",
                 "text": f"waiting for a decision on {asked.name!r}",
-                "next": f"safepoint approve {run_id} {asked.name} --by NAME",
+                "next": f"safepoint approve {run_id} {asked.name} --by NAME --digest {asked.input_hash.hex()[:12]}",
             }
         case "effect" if role := _effect_of(asked).safety.requires_approval:
             return {
                 "code": "approval",
                 "text": f"waiting for a decision ({role}) on the request of {asked.key}",
-                "next": f"safepoint approve {run_id} {asked.name} --by NAME",
+                "next": f"safepoint approve {run_id} {asked.name} --by NAME --digest {asked.input_hash.hex()[:12]}",
             }
         case "child":
             child = child_id(run_id, asked.key)
