@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from outside import Outside
 from play import Play
 from safepoint import current, effect, flow
+from safepoint.ledger import people
 from safepoint.ledger.codec import Encoded
+from safepoint.ledger.steps import Claimed
+from safepoint.tasks.registry import registry
+from safepoint.tasks.turn import Turn
 
 outside = Outside()
 MUTATIONS = 10_000
@@ -31,13 +37,12 @@ def play(playing: Callable[[Outside], Play]) -> Play:
     return playing(outside)
 
 
-def decide(play: Play, *, approved: bool, digest: bytes | None = None) -> str:
-    return str(
-        play.verbs.value(
-            "SELECT answer FROM safepoint.decide_v1(%s, 'appr_pay', %s, 'bob', NULL, NULL, %s)",
-            (play.run, approved, digest),
-        )
-    )
+def decide(play: Play, *, approved: bool, digest: str | None = None) -> str:
+    seen = next(iter(people.asked(play.verbs.connection, play.run)), None)
+    return people.decide(
+        play.verbs.connection, play.run, "appr_pay", approved=approved, by="bob", note=None, document=None,
+        edited=False, digest=digest, seen=seen, id_=uuid4(),
+    ).answer  # fmt: skip
 
 
 def test_nothing_is_sent_before_the_decision(play: Play) -> None:
@@ -75,7 +80,7 @@ def test_what_was_denied_is_never_sent_and_the_flow_hears_who_said_no(play: Play
 def test_a_decision_that_names_another_request_is_refused(play: Play) -> None:
     play.go("appr_pay")
 
-    assert decide(play, approved=True, digest=b"another") == "changed"
+    assert decide(play, approved=True, digest="ab" * 32) == "changed"
     assert play.row["status"] == "waiting"
 
 
@@ -94,14 +99,14 @@ def test_of_ten_thousand_changed_requests_none_is_sent(play: Play, monkeypatch: 
         return data
 
     monkeypatch.setattr(settler._performance, "plain", changed)
-    answers = set[str]()
     turn = Turns(play)
-    for _ in range(MUTATIONS):
-        answers.add(turn.begin(settler._request(turn.turn).digest))
+    digests = [settler._request(turn.turn).digest for _ in range(MUTATIONS)]
+    answers = turn.begin(digests)
 
     assert answers == {"changed"}
     assert frozen not in seen
     assert outside.tried("pay") == []
+    play.verbs.release(turn.claimed)
     play.work()
     assert outside.tried("pay") == []
     assert play.row["status"] == "held"
@@ -110,8 +115,6 @@ def test_of_ten_thousand_changed_requests_none_is_sent(play: Play, monkeypatch: 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
     """Change a request so that it is still one: another value, another field, another name."""
-    import json
-
     request: dict[str, Any] = json.loads(data)
     match chance.randrange(4):
         case 0:
@@ -129,22 +132,18 @@ class Turns:
     """A claim of the approved effect, and the ledger's word on what would be sent under it."""
 
     def __init__(self, play: Play) -> None:
-        from safepoint.ledger.steps import Claimed
-        from safepoint.tasks.registry import registry
-        from safepoint.tasks.turn import Turn
-
         key = play.key("appr_pay#1")
         claimed = play.verbs.claimed(play.run, key)
         assert isinstance(claimed, Claimed)
         self.play, self.claimed = play, claimed
         self.turn = Turn(claimed, None, 0.0, step=registry.steps["appr_pay"])
 
-    def begin(self, digest: bytes) -> str:
-        """Ask whether a request of that digest may be sent."""
-        from safepoint.ledger.effects import begin
-
+    def begin(self, digests: list[bytes]) -> set[str]:
+        """Ask whether requests of these digests may be sent."""
         claimed = self.claimed
-        return begin(
-            self.play.verbs.connection, claimed.run_id, claimed.key, token=claimed.token, digest=digest, how="send",
-            timeout=60, authoritative_after=0, key_retention=None, asked_ago=0,
-        ).answer  # fmt: skip
+        rows = self.play.verbs.rows(
+            "SELECT DISTINCT (safepoint.begin_effect_v1(%s, 1, '', 'appr_pay', 1, %s, d, 'send', 60, 0, NULL, 0)).answer"
+            " FROM unnest(%s::bytea[]) AS d",
+            (claimed.run_id, claimed.token, digests),
+        )
+        return {row["answer"] for row in rows}
