@@ -142,8 +142,8 @@ class Turns:
         """Ask whether requests of these digests may be sent."""
         claimed = self.claimed
         rows = self.play.verbs.rows(
-            "SELECT DISTINCT (safepoint.begin_effect_v1(%s, 1, '', 'appr_pay', 1, %s, d, 'send', 60, 0, NULL, 0)).answer"
-            " FROM unnest(%s::bytea[]) AS d",
-            (claimed.run_id, claimed.token, digests),
+            "SELECT DISTINCT answer FROM unnest(%s::bytea[]) AS d,"
+            " safepoint.begin_effect_v1(%s, 1, '', 'appr_pay', 1, %s, d, 'send', 60, 0, NULL, 0)",
+            (digests, claimed.run_id, claimed.token),
         )
         return {row["answer"] for row in rows}
