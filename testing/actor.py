@@ -6,11 +6,13 @@ import hashlib
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ..ledger.errors import BudgetExceeded, SafepointError, WaitTimedOut, describe
+from ..ledger.effect_errors import ApprovalDenied
+from ..ledger.errors import BudgetExceeded, RunHeld, SafepointError, WaitTimedOut, describe
 from ..tasks.artifact import reading_from
 from ..tasks.budget import Budget
 from ..tasks.context import StepContext, running
 from ..tasks.decision import Decision
+from ..tasks.effect import Effect
 from ..tasks.flow import ChildRun
 from ..tasks.record import Record
 from ..tasks.retry import Retry, decide
@@ -80,6 +82,9 @@ class Actor:
 
     def _step(self, asked: Asked, seq: int) -> Record:
         step = _step_of(asked)
+        denied = self._denied(asked, step)
+        if denied is not None:
+            return self._failed(asked, seq, denied)
         lacking = self._lacking(step.reserve or Budget())
         if lacking is not None:
             return self._failed(asked, seq, BudgetExceeded(what=lacking))
@@ -94,11 +99,38 @@ class Actor:
                 return self._succeeded(asked, seq, done)
             elapsed = (self._world.clock - began).total_seconds()
             verdict = decide(step, attempt=attempt, error=done, elapsed=elapsed, retries_left=self._retries_left())
-            if not isinstance(verdict, Retry):
+            rejected = isinstance(step, Effect) and self._is_rejected(step, asked, done)
+            if rejected or not isinstance(verdict, Retry):
                 self._event("step.failed", asked, attempt=attempt)
                 return self._failed(asked, seq, describe(done, attempts=attempt))
             self._event("step.retried", asked, attempt=attempt)
             self._world.jump(self._world.clock + timedelta(seconds=verdict.delay))
+
+    def _denied(self, asked: Asked, step: Step[..., Any]) -> ApprovalDenied | None:
+        """Say why an effect that needs approval is not sent."""
+        if not isinstance(step, Effect) or not step.safety.requires_approval:
+            return None
+        decision = self._world.script.decision(asked)
+        if decision is None:
+            raise Stuck(waits=f"a decision on {asked.key}")
+        self._event("approval.decided", asked, outcome=decision.outcome)
+        if decision.approved:
+            return None
+        note = f": {decision.note}" if decision.note else ""
+        return ApprovalDenied(key=str(asked.key), by=decision.by or "nobody", note=note)
+
+    def _is_rejected(self, step: Effect[..., Any], asked: Asked, error: BaseException) -> bool:
+        """Whether the other side has said no; a run is held where nobody could know."""
+        if step.safety.is_not_sent(error):
+            return False
+        if step.safety.is_rejected(error):
+            return True
+        # A lookup would ask the world, which a test must not: it counts as one that finds nothing.
+        if step.lookup_fn is None and not step.safety.idempotent:
+            text = f"nobody knows whether {asked.key} was executed: {type(error).__name__}: {error}"
+            reason = {"code": "unknown_effect", "text": text, "next": "safepoint effects"}
+            raise RunHeld(self._played.run_id, reason) from error
+        return False
 
     def _attempt(self, asked: Asked, context: StepContext) -> Encoded | BaseException:
         step = _step_of(asked)

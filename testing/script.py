@@ -53,10 +53,11 @@ class Script:
         return resolved(standin(*args, **kwargs)) if callable(standin) else standin
 
     def decision(self, asked: Asked) -> Decision | None:
-        """Give the next decision for an approval, if there is one."""
+        """Give the next decision for an approval, or for an effect that needs one, if there is one."""
         answer = next(self._approvals.get(asked.name, iter(())), None)
+        shown = asked.show or asked.input
         if callable(answer):
-            answer = answer(None if asked.show is None else orjson.loads(asked.show.data))
+            answer = answer(None if shown is None else orjson.loads(shown.data))
         match answer:
             case None | Decision():
                 return answer
