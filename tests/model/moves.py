@@ -9,9 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import faults
-from pieces import Move, busy, count, fence_rule, forgotten, lane_rule, leave, may, must, without_late
+from pieces import (
+    Move,
+    busy,
+    canonical,
+    count,
+    described,
+    fence_rule,
+    forgotten,
+    lane_rule,
+    leave,
+    may,
+    must,
+    without_late,
+)
 from protocol import (
     ABSENT,
     ALREADY_OURS,
@@ -20,6 +34,7 @@ from protocol import (
     EMPTY,
     EXECUTED,
     FAILED,
+    FINAL,
     GOT,
     GRANTED,
     IN_HAND,
@@ -28,6 +43,7 @@ from protocol import (
     OWN,
     PUBLISHED,
     READY,
+    RULES,
     RUNNING,
     STORED,
     UNDUE,
@@ -36,9 +52,11 @@ from protocol import (
     Flow,
     State,
     Task,
+    broken_rules,
     cancel,
     claim,
     commit,
+    enqueued,
     history,
     is_lapsed,
     put,
@@ -54,6 +72,32 @@ class Model:
     flow: Flow
     defences: Defences = field(default_factory=Defences)
     cancels: bool = False
+    rules: ClassVar[frozenset[str]] = RULES
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The names of the flow's steps."""
+        return self.flow.steps
+
+    def start(self, faults: int) -> State:
+        """A run right after its enqueue."""
+        return enqueued(self.flow, faults)
+
+    def canonical(self, state: State) -> tuple[State, bool]:
+        """The state that stands for all that are equal to it."""
+        return canonical(state)
+
+    def broken(self, state: State) -> str | None:
+        """The guarantee that a state breaks."""
+        return broken_rules(self.flow, state)
+
+    def is_end(self, state: State) -> bool:
+        """Whether the run is final."""
+        return state.run in FINAL
+
+    def described(self, state: State) -> str:
+        """One line on where the run stands."""
+        return described(self.flow, state)
 
     def moves(self, state: State) -> Iterator[Move]:
         """Yield every move that is possible in `state`."""

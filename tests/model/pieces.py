@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias, TypeVar
+
 from protocol import (
     DONE,
     FORGOTTEN,
@@ -19,7 +21,9 @@ from protocol import (
 )
 
 Label = tuple[str, int, str, int]  # actor, which one, what it does with {}, step (-1: none)
-Move = tuple[Label, State, bool, str | None]
+S = TypeVar("S")
+AnyMove: TypeAlias = tuple[Label, S, bool, str | None]
+Move: TypeAlias = AnyMove[State]
 
 RUN_STATUSES = ("running", "cancelling", "succeeded", "cancelled")
 STEP_STATUSES = ("not asked for", "waiting", "ready", "ready without a due_at", "in hand", "succeeded", "cancelled")
@@ -28,12 +32,12 @@ SIGNALS = ("not sent", "in the mailbox", "consumed")
 COPIES = 2  # of one message in the broker, beside those in workers' hands; more only repeat the same refusals
 
 
-def must(actor: str, which: int, verb: str, step: int, after: State, broken: str | None = None) -> Move:
+def must(actor: str, which: int, verb: str, step: int, after: S, broken: str | None = None) -> AnyMove[S]:
     """A move that goes on by itself: under fair progress it comes at last."""
     return (actor, which, verb, step), after, True, broken
 
 
-def may(actor: str, which: int, verb: str, step: int, after: State, broken: str | None = None) -> Move:
+def may(actor: str, which: int, verb: str, step: int, after: S, broken: str | None = None) -> AnyMove[S]:
     """A move that nothing may rely on."""
     return (actor, which, verb, step), after, False, broken
 

@@ -4,11 +4,8 @@ Every value is a small tuple of integers, so that a state can be hashed and all 
 may do what next is in `moves.py` and `faults.py`. A transaction here is atomic because the real one locks the run's row
 before it looks (P1). Time is left out: whatever has a due_at may be due, whatever can lapse may have lapsed.
 
-To extend it with an effect and its remote side: (1) a field of `State` for what the other side has really done per key,
-and one for the effect's row; (2) worker stages between CLAIMED and EXECUTED (`executing` is durable, the request is
-sent, the receipt came), each a move in `moves.py`; (3) a delayed request to the other side is one more kind of `Late`;
-(4) the settle claim is a claim that `claim()` allows in CANCELLING; (5) one switch in `Defences` a rule, and one line
-in `broken_rules()` for "the other side did it twice". The search stays as it is.
+An effect and its remote side are a model of their own beside it (`effects.py`), with the same search: messages, lanes
+and advances are searched here and left out there.
 """
 
 from __future__ import annotations
@@ -34,6 +31,8 @@ EMPTY, MAIL, CONSUMED = range(3)
 
 FINAL = (SUCCEEDED, CANCELLED)
 OPEN = (WAITING, READY, UNDUE, IN_HAND)
+
+RULES = frozenset({"G1", "G3", "G4", "G5", "P9"})  # G2 is the search's own: no state is a trap
 
 
 class Row(NamedTuple):

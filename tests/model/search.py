@@ -3,15 +3,49 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar, Generic, Protocol, TypeVar
 
-from moves import Model
-from pieces import Label, canonical, described
-from protocol import FINAL, State, broken_rules, enqueued
+from pieces import Label
 
-RULES = frozenset({"G1", "G3", "G4", "G5", "P9"})  # G2 is the search's own: no state is a trap
+S = TypeVar("S", bound=Hashable)
+
+
+class Searchable(Protocol[S]):
+    """What the search asks of a model; `Model` and `EffectModel` are two."""
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The names that labels number."""
+        ...
+
+    rules: ClassVar[frozenset[str]]  # that it judges; G2 is the search's own: no state is a trap
+
+    def start(self, faults: int) -> S:
+        """The first state."""
+        ...
+
+    def moves(self, state: S) -> Iterator[tuple[Label, S, bool, str | None]]:
+        """Every move that is possible in a state."""
+        ...
+
+    def canonical(self, state: S) -> tuple[S, bool]:
+        """The state that stands for all that are equal to it, and whether the workers' names were exchanged."""
+        ...
+
+    def broken(self, state: S) -> str | None:
+        """The rule that a state breaks by itself."""
+        ...
+
+    def is_end(self, state: S) -> bool:
+        """Whether the run is final."""
+        ...
+
+    def described(self, state: S) -> str:
+        """One line on where a run stands."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -37,12 +71,15 @@ class Report:
     counterexample: Counterexample | None
 
 
-class Search:
+class Search(Generic[S]):
     """One model and one bound on the faults; `rules` are those that end the search, `traps` says to look for G2."""
 
-    def __init__(self, model: Model, *, faults: int, rules: Collection[str] = RULES, traps: bool = True) -> None:
-        self.model, self.faults, self.rules, self.traps = model, faults, rules, traps
-        self.known: dict[State, int] = {}
+    def __init__(
+        self, model: Searchable[S], *, faults: int, rules: Collection[str] | None = None, traps: bool = True
+    ) -> None:
+        self.model, self.faults, self.traps = model, faults, traps
+        self.rules = model.rules if rules is None else rules
+        self.known: dict[S, int] = {}
         self.parents = array("l")
         self.progress = array("l")  # from, to, from, to, ...
         self.moves = 0
@@ -55,12 +92,12 @@ class Search:
         return Report(len(self.known), self.moves, found)
 
     def _explore(self) -> Counterexample | None:
-        start, _ = canonical(enqueued(self.model.flow, self.faults))
+        start, _ = self.model.canonical(self.model.start(self.faults))
         self.known[start] = 0
         self.parents.append(-1)
         level = [start]
         while level:
-            following: list[State] = []
+            following: list[S] = []
             for state in level:
                 found = self._expand(state, following)
                 if found:
@@ -68,8 +105,8 @@ class Search:
             level = following
         return None
 
-    def _expand(self, state: State, following: list[State]) -> Counterexample | None:
-        here = self.known[state]
+    def _expand(self, state: S, following: list[S]) -> Counterexample | None:
+        here, canonical = self.known[state], self.model.canonical
         for label, raw, progress, by_move in self.model.moves(state):
             self.moves += 1
             after, _ = canonical(raw)
@@ -79,7 +116,7 @@ class Search:
                 there = self.known[after] = len(self.known)
                 self.parents.append(here)
                 following.append(after)
-                rule = rule or broken_rules(self.model.flow, after)
+                rule = rule or self.model.broken(after)
             if rule in self.rules:
                 return self._counterexample(rule, here, (label, after))
             if progress:
@@ -95,7 +132,7 @@ class Search:
         backwards: list[list[int]] = [[] for _ in self.known]
         for index in range(0, len(self.progress), 2):
             backwards[self.progress[index + 1]].append(self.progress[index])
-        found = [number for state, number in self.known.items() if state.run in FINAL]
+        found = [number for state, number in self.known.items() if self.model.is_end(state)]
         safe = bytearray(len(self.known))
         while found:
             number = found.pop()
@@ -117,7 +154,7 @@ class Search:
             order.extend(fresh)
         return order[-1]
 
-    def _counterexample(self, rule: str | None, number: int, last: tuple[Label, State] | None) -> Counterexample:
+    def _counterexample(self, rule: str | None, number: int, last: tuple[Label, S] | None) -> Counterexample:
         assert rule is not None
         states = list(self.known)
         path = [states[number]]
@@ -128,15 +165,15 @@ class Search:
         lines, exchanged = self._retell(path)
         if last is not None:
             lines.append(self._line(last[0], exchanged=exchanged))
-        return Counterexample(rule, tuple(lines), described(self.model.flow, path[-1] if last is None else last[1]))
+        return Counterexample(rule, tuple(lines), self.model.described(path[-1] if last is None else last[1]))
 
-    def _retell(self, path: list[State]) -> tuple[list[str], bool]:
+    def _retell(self, path: list[S]) -> tuple[list[str], bool]:
         """The labels along a path of canonical states, each worker under one name throughout."""
         lines: list[str] = []
         exchanged = False
         for before, wanted in pairwise(path):
             for label, raw, _, _ in self.model.moves(before):
-                after, swap = canonical(raw)
+                after, swap = self.model.canonical(raw)
                 if after == wanted:
                     lines.append(self._line(label, exchanged=exchanged))
                     exchanged ^= swap
@@ -145,5 +182,6 @@ class Search:
 
     def _line(self, label: Label, *, exchanged: bool) -> str:
         actor, which, verb, step = label
-        name = f"{actor} {'AB'[which ^ exchanged]}" if actor == "worker" else actor
-        return f"{name} {verb.format(self.model.flow.steps[step])}"
+        worker = "AB"[which ^ exchanged]
+        name = f"{actor} {worker}" if actor == "worker" else actor
+        return f"{name} {verb.format(self.model.steps[step], worker=worker)}"

@@ -24,6 +24,7 @@ from protocol import (
     OWN,
     RECOVERY,
     REFUSED,
+    RULES,
     SECOND,
     SEQUENCE,
     SHORT,
@@ -38,7 +39,7 @@ from protocol import (
     enqueued,
     take_over,
 )
-from search import RULES, Counterexample, Search
+from search import Counterexample, Search
 
 MORE_FAULTS = int(os.environ.get("SAFEPOINT_MODEL_FAULTS", "0"))
 ON = Defences()
