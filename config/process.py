@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .identity import like_home
 
-__all__ = ["ends", "free_port", "is_alive", "is_free", "last_lines", "prepare_log", "runs_with"]
+__all__ = ["ends", "free_port", "is_alive", "is_free", "is_gone", "last_lines", "place", "prepare_log", "runs_with"]
 
 _POLL = 0.02  # seconds
 _LOG_SIZE = 10_000_000  # bytes after which a log begins anew at the next start
@@ -27,6 +27,28 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
     except OSError:
         return not Path("/proc/self").exists()  # another system than Linux: the signal's answer is all there is
+
+
+def place() -> str:
+    """Name where this process's number means something: the machine's boot, and the namespace of its processes.
+
+    Empty where the system does not tell; then nothing can be said of another process by its number.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return ""
+
+
+def is_gone(pid: int, start: int) -> bool:
+    """Tell that the process with this number and start time (clock ticks since boot) does not run any more."""
+    if not is_alive(pid):
+        return True
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) != start
+    except (OSError, ValueError, IndexError):
+        return False  # whatever it is, it is no proof
 
 
 def runs_with(pid: int, argument: str) -> bool:

@@ -242,7 +242,9 @@ BEGIN
               ORDER BY e.run_id, e.idempotency_key LOOP
         PERFORM FROM runs WHERE run_id = x.run_id FOR NO KEY UPDATE;
         -- An approval that was asked for has still to be given: what waits for it cannot have been sent without.
-        UPDATE effects e SET status = 'unknown', version = version + 1, unknown_since = instant, lookups = 0, may_send_until = greatest(e.may_send_until, instant),
+        UPDATE effects e SET status = 'unknown', version = version + 1, unknown_since = instant, lookups = 0, may_send_until = greatest(e.may_send_until, instant
+                    -- A begin that was lost may be executing now, for as long as its call may last.
+                    + make_interval(secs => coalesce((e.declared->>'timeout')::double precision, 600))),
                first_sent_at = coalesce(e.first_sent_at, e.created_at)
          WHERE e.idempotency_key = x.idempotency_key AND e.status IN ('pending', 'executing')
            AND NOT EXISTS (SELECT FROM steps s WHERE s.run_id = x.run_id AND s.effect_key = e.idempotency_key AND s.status = 'waiting');

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, Literal
 from uuid import UUID
@@ -87,7 +88,7 @@ def begin(  # noqa: PLR0913  # one statement's parts, each by name
     timeout: float,
     authoritative_after: float,
     key_retention: float | None,
-    asked_ago: float,
+    asked_at: datetime,
 ) -> Begun:
     """Make an effect `executing` before anything leaves; repeated with the same token it answers the same (P3).
 
@@ -101,13 +102,13 @@ def begin(  # noqa: PLR0913  # one statement's parts, each by name
         timeout: seconds after which the claim is lost.
         authoritative_after: seconds after the old executor's last chance to send until "not executed" counts (P33).
         key_retention: seconds that the other side remembers a key; None for ever.
-        asked_ago: seconds since the lookup began that said "not executed"; 0 for none.
+        asked_at: an instant of the ledger's clock before the lookup began that said "not executed".
     """
     row = connection.execute(
         "SELECT * FROM safepoint.begin_effect_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
         (
             *(run_id, key.generation, key.path, key.step_id, key.iteration, token, digest, how, timeout),
-            *(authoritative_after, key_retention, asked_ago),
+            *(authoritative_after, key_retention, asked_at),
         ),
     ).fetchone()
     return Begun("lost") if row is None else Begun(row[0], float(row[1] or 0.0), row[2] or 0)

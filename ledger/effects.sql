@@ -62,11 +62,11 @@ SET search_path = safepoint, pg_temp AS $$
 $$;
 
 -- G6, P33: the last word before the send, durable before anything leaves. `send` is a first sending (or one after "not executed"), `again` the same
--- key once more although it may have been executed. p_asked_ago: how long ago the lookup was begun that said "not executed".
+-- key once more although it may have been executed. p_asked_at: an instant of this clock before the lookup was begun that said "not executed".
 -- Answers: begun, lost, changed (not the frozen request), unapproved, settled, early (wait), held, stopping, expired (retention).
 CREATE FUNCTION safepoint.begin_effect_v1(
     p_run uuid, p_generation integer, p_path text, p_step text, p_iteration integer, p_token uuid, p_digest bytea, p_how text,
-    p_timeout double precision, p_after double precision, p_retention double precision, p_asked_ago double precision
+    p_timeout double precision, p_after double precision, p_retention double precision, p_asked_at timestamptz
 ) RETURNS TABLE (answer text, wait double precision, attempt integer) LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 #variable_conflict use_column
@@ -97,8 +97,10 @@ BEGIN
         WHEN e.declared->>'requires_approval' IS NOT NULL AND NOT coalesce(e.decision->>'outcome' = 'approved'
              AND e.decision->>'digest' = encode(p_digest, 'hex'), false) THEN 'unapproved'
         WHEN p_how = 'send' AND e.status = 'unknown'
-             AND instant - make_interval(secs => p_asked_ago) < e.may_send_until + make_interval(secs => p_after) THEN 'early'
-        WHEN p_how = 'again' AND p_retention IS NOT NULL AND e.first_sent_at + make_interval(secs => p_retention) <= instant THEN 'expired'
+             AND p_asked_at < e.may_send_until + make_interval(secs => p_after) THEN 'early'
+        WHEN p_how = 'again' AND p_retention IS NOT NULL
+             -- The request may arrive as late as its call may last, and as it may be held up on its way.
+             AND e.first_sent_at + make_interval(secs => p_retention) < instant + make_interval(secs => p_timeout + p_after) THEN 'expired'
         WHEN p_how = 'send' AND stopping THEN 'stopping'
         WHEN r.paused_at IS NOT NULL OR p_how = 'send' AND r.holds <> '{}' AND s.kind <> 'compensation' THEN 'held'
         ELSE 'begun' END;
@@ -110,7 +112,8 @@ BEGIN
         PERFORM note_effect_v1(e.idempotency_key, 'pending', s.owner, 'the lookup says: not executed', NULL);
     ELSIF answer = 'begun' THEN
         UPDATE effects SET status = 'executing', version = version + 1, attempts = attempts + 1, first_sent_at = coalesce(first_sent_at, instant),
-               last_sent_at = instant, may_send_until = instant + make_interval(secs => p_timeout), sent_token = p_token, sent_by = s.owner, error = NULL,
+               last_sent_at = instant, older_until = may_send_until, own_until = instant + make_interval(secs => p_timeout),
+               may_send_until = greatest(may_send_until, instant + make_interval(secs => p_timeout)), sent_token = p_token, sent_by = s.owner, error = NULL,
                unknown_since = NULL
          WHERE idempotency_key = e.idempotency_key RETURNING attempts INTO attempt;
         UPDATE steps SET expires_at = instant + make_interval(secs => p_timeout) WHERE run_id = p_run AND generation = p_generation AND path = p_path
@@ -132,7 +135,7 @@ DECLARE
     e effects%ROWTYPE;
 BEGIN
     UPDATE effects SET status = 'unknown', version = version + 1, unknown_since = p_now, lookups = 0, error = coalesce(p_error, error),
-           may_send_until = least(may_send_until, p_until)
+           own_until = least(own_until, p_until), may_send_until = greatest(older_until, least(own_until, p_until))
      WHERE idempotency_key = p_key AND status = 'executing' RETURNING * INTO e;
     IF NOT FOUND THEN RETURN false; END IF;
     PERFORM note_effect_v1(p_key, 'unknown', p_actor, p_why, p_error);

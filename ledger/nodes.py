@@ -41,6 +41,7 @@ class Node:
     concurrency: int = 0
     kind: str = "worker"
     versions: tuple[dict[str, Any], ...] = ()  # {name, version, versions} of the flows it holds itself
+    place: str = ""  # where its pid means something
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def lock_key(node_id: str) -> int:
 def register(connection: Connection, node: Node, *, lease: float, with_lock: bool) -> Registered:
     """Write the node's row with a fresh lease (seconds), and what it serves."""
     row = connection.execute(
-        "SELECT * FROM safepoint.register_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+        "SELECT * FROM safepoint.register_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
         (
             *(
                 node.node_id,
@@ -83,7 +84,7 @@ def register(connection: Connection, node: Node, *, lease: float, with_lock: boo
                 list(node.steps),
                 node.concurrency,
             ),
-            *(lock_key(node.node_id) if with_lock else None, lease, Jsonb(list(node.versions))),
+            *(lock_key(node.node_id) if with_lock else None, lease, Jsonb(list(node.versions)), node.place),
         ),
     ).fetchone()
     assert row is not None

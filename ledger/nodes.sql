@@ -1,16 +1,16 @@
 -- P19: the lease is one row a node; a beat is one statement, however many steps are active. It names the tokens really executing (P4).
 CREATE FUNCTION safepoint.register_v1(
     p_node text, p_kind text, p_host text, p_pid integer, p_lanes text[], p_flows text[], p_steps text[], p_concurrency integer,
-    p_lock_key bigint, p_lease double precision, p_versions jsonb
+    p_lock_key bigint, p_lease double precision, p_versions jsonb, p_place text DEFAULT ''
 ) RETURNS TABLE (incarnation uuid, server_started timestamptz, db_now timestamptz) LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     instant timestamptz := safepoint.now();
 BEGIN
-    INSERT INTO nodes (node_id, kind, host, pid, lanes, flows, steps, concurrency, lock_key, server_started, started_at, beat_at, lease_until)
+    INSERT INTO nodes (node_id, kind, host, pid, lanes, flows, steps, concurrency, lock_key, server_started, started_at, beat_at, lease_until, place)
         VALUES (p_node, p_kind, p_host, p_pid, p_lanes, p_flows, p_steps, p_concurrency, p_lock_key, pg_postmaster_start_time(),
-                instant, instant, instant + make_interval(secs => p_lease))
+                instant, instant, instant + make_interval(secs => p_lease), p_place)
         ON CONFLICT (node_id) DO UPDATE SET lock_key = excluded.lock_key, server_started = excluded.server_started,
             lease_until = excluded.lease_until, beat_at = excluded.beat_at, flows = excluded.flows, steps = excluded.steps, stopped_at = NULL;
     INSERT INTO flows (name, version, versions, registered_at)
@@ -87,8 +87,9 @@ BEGIN
     -- P33: its executor is dead, or it had the right to send until then. A lookup that dies has given no answer, and is counted as one.
     UPDATE effects SET lookups = lookups + 1, last_answer = jsonb_build_object('answer', 'error', 'text', 'who asked has died', 'at', instant, 'node', s.owner)
      WHERE idempotency_key = s.effect_key AND status = 'unknown';
-    PERFORM doubt_effect_v1(s.effect_key, CASE WHEN p_cause IN ('child', 'released') THEN instant WHEN p_cause = 'node' THEN greatest(instant, n.lease_until)
-        ELSE 'infinity' END, NULL, 'scan', 'its executor is gone: ' || p_cause, instant);
+    -- A missing lock or lease is no proof (P21): only a dead process sends nothing more; else the claim's own end is its last moment.
+    PERFORM doubt_effect_v1(s.effect_key, CASE WHEN p_cause IN ('child', 'released') OR (p_evidence->>'dead')::boolean THEN instant ELSE 'infinity' END,
+        NULL, 'scan', 'its executor is gone: ' || p_cause, instant);
     parked := r.holds <> '{}' AND NOT binds_v1(s.effect_key) AND s.kind <> 'compensation' OR r.paused_at IS NOT NULL;
     poison := p_deadly AND s.deaths + 1 > p_max_deaths;
     UPDATE steps SET status = CASE WHEN poison THEN 'held' ELSE 'ready' END, owner = NULL, dispatched_at = NULL, dispatches = 0, ready_at = instant,

@@ -10,7 +10,7 @@ from uuid import UUID
 from .connect import Connection
 from .key import Key
 
-__all__ = ["Chores", "Orphan", "Round", "chores", "claims_of", "look"]
+__all__ = ["Chores", "Executing", "Orphan", "Round", "chores", "claims_of", "executing", "look"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,32 @@ def look(connection: Connection, *, by: str, interval: float, lease: float, limi
         frozen=bool(rows and rows[0][1]),
         orphans=tuple(Orphan(row[2], Key(*row[3:7]), *row[7:]) for row in rows if row[2] is not None),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Executing:
+    """The process that executes a step, and where its number means something."""
+
+    place: str
+    pid: int | None
+    pid_start: int | None
+
+
+def executing(connection: Connection, orphan: Orphan) -> Executing | None:
+    """Return which process a claim named as the one that executes; None when the claim has fallen."""
+    row = connection.execute(
+        # The primary key, and the node of its owner.
+        "SELECT n.place, s.owner_pid, s.owner_pid_start"
+        " FROM safepoint.steps s JOIN safepoint.nodes n ON n.node_id = s.owner"
+        " WHERE s.run_id = %s AND s.generation = %s AND s.path = %s AND s.step_id = %s AND s.iteration = %s"
+        " AND s.claim_token = %s",
+        (orphan.run_id, *_place(orphan.key), orphan.token),
+    ).fetchone()
+    return None if row is None else Executing(*row)
+
+
+def _place(key: Key) -> tuple[int, str, str, int]:
+    return key.generation, key.path, key.step_id, key.iteration
 
 
 def chores(connection: Connection, *, limit: int, cancel_grace: float) -> Chores:

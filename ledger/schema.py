@@ -222,7 +222,8 @@ effects = Table(
     _may("external_id", Text), _may("result", LargeBinary), _may("result_encoding", Text), _may("error", JSONB),
     _must("attempts", Integer, 0), _may("first_sent_at", _INSTANT), _may("last_sent_at", _INSTANT),
     _may("decision", JSONB), _must("lookups", Integer, 0), _may("last_answer", JSONB), _may("unknown_since", _INSTANT),
-    _may("may_send_until", _INSTANT), _may("sent_token", Uuid), _may("sent_by", Text),
+    _may("may_send_until", _INSTANT),
+    _may("own_until", _INSTANT), _may("older_until", _INSTANT), _may("sent_token", Uuid), _may("sent_by", Text),
     Column("compensates", LargeBinary, _reference("effects.idempotency_key")), _may("commit_seq", Integer),
     _must("created_at", _INSTANT), _may("settled_at", _INSTANT),
     UniqueConstraint(*STEP_KEY, "ordinal", name="effects_once"),
@@ -300,6 +301,7 @@ nodes = Table(
     _must("beat_at", _INSTANT), _may("previous_beat_at", _INSTANT), _must("lease_until", _INSTANT),
     _must("active", ARRAY(Uuid), "'{}'"), _must("previous_active", ARRAY(Uuid), "'{}'"), _must("marks", JSONB, "'{}'"),
     _must("draining", Boolean, "false"), _may("alone", Uuid), _may("stopped_at", _INSTANT),
+    _must("place", Text, "''"),
 )  # fmt: skip
 Index("nodes_live", nodes.c.lease_until, postgresql_where=text("stopped_at IS NULL"))
 

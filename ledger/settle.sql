@@ -24,12 +24,13 @@ BEGIN
     IF s.run_id IS NULL OR r.finished_at IS NOT NULL OR s.claim_token IS DISTINCT FROM p_token OR s.status NOT IN ('running', 'ready', 'held') THEN
         RETURN 'lost';
     END IF;
-    -- The call has come back: nothing of it can be sent any more.
+    -- The call has come back: nothing of it can be sent any more. One that was given up may still send until its claim would have ended.
     IF e.status = 'executing' AND (p_error->>'not_executed')::boolean THEN
         UPDATE effects SET status = 'pending', version = version + 1, error = p_error WHERE idempotency_key = e.idempotency_key;
         PERFORM note_effect_v1(e.idempotency_key, 'pending', p_node, 'it was not executed', p_error);
     ELSIF e.status = 'executing' THEN
-        PERFORM doubt_effect_v1(e.idempotency_key, instant, p_error, p_node, coalesce(p_error->>'message', 'no answer'), instant);
+        PERFORM doubt_effect_v1(e.idempotency_key, CASE p_error->>'type' WHEN 'StepTimeout' THEN 'infinity' ELSE instant END, p_error, p_node,
+                                coalesce(p_error->>'message', 'no answer'), instant);
     END IF;
     IF p_answer IS NOT NULL THEN
         UPDATE effects SET lookups = lookups + 1, last_answer = p_answer || jsonb_build_object('at', instant, 'node', p_node)
@@ -120,7 +121,7 @@ BEGIN
     RETURN 'noted';
 END $$;
 
--- A person's or a webhook's word on an effect that is unknown (R27, P34): refused when stale, settled, under way, or against evidence of success.
+-- A person's or a webhook's word on an effect that is unknown (R27, P34): refused when stale, settled, under way, early, or against evidence of success.
 CREATE FUNCTION safepoint.resolve_effect_v1(
     p_key bytea, p_version integer, p_verdict text, p_result bytea, p_encoding text, p_error jsonb, p_actor text, p_why text
 ) RETURNS TABLE (answer text, status text, version integer, run_id uuid, text text) LANGUAGE plpgsql
@@ -131,6 +132,8 @@ DECLARE
     e effects%ROWTYPE;
     instant timestamptz;
     stops boolean;
+    stuck boolean;
+    surely timestamptz;
 BEGIN
     SELECT x.run_id INTO run_id FROM effects x WHERE x.idempotency_key = p_key;
     IF NOT FOUND THEN answer := 'unknown'; RETURN NEXT; RETURN; END IF;
@@ -139,14 +142,22 @@ BEGIN
     SELECT * INTO e FROM effects x WHERE x.idempotency_key = p_key FOR NO KEY UPDATE;
     instant := safepoint.now();
     status := e.status; version := e.version;
+    -- A compensation that cannot finish and was not sent may have been done by hand.
+    stuck := e.compensates IS NOT NULL AND EXISTS (SELECT FROM steps s WHERE s.run_id = r.run_id AND s.effect_key = p_key AND s.status = 'held');
+    surely := e.may_send_until + make_interval(secs => coalesce((e.declared->>'authoritative_after')::double precision, 0));
     answer := CASE
         WHEN e.status IN ('succeeded', 'failed') THEN 'settled'
         WHEN p_version IS NOT NULL AND p_version <> e.version THEN 'stale'
         WHEN e.status = 'executing' THEN 'executing'
-        WHEN e.status = 'pending' THEN 'pending'
+        WHEN e.status = 'pending' AND NOT stuck THEN 'pending'
+        -- P33: a person who has looked and found nothing may have looked before the request arrived.
+        WHEN p_verdict <> 'succeeded' AND e.status = 'unknown' AND instant < surely THEN 'early'
         WHEN p_verdict <> 'succeeded' AND EXISTS (SELECT FROM effect_history h WHERE h.idempotency_key = p_key AND h.evidence->>'outcome' = 'succeeded') THEN 'evidence'
         ELSE 'resolved' END;
-    IF answer <> 'resolved' THEN
+    IF answer = 'early' THEN
+        text := to_char(surely AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC';
+        RETURN NEXT; RETURN;
+    ELSIF answer <> 'resolved' THEN
         SELECT h.actor || coalesce(': ' || h.why, '') INTO text FROM effect_history h WHERE h.idempotency_key = p_key
            AND (answer <> 'evidence' OR h.evidence->>'outcome' = 'succeeded') ORDER BY h.n DESC LIMIT 1;
         RETURN NEXT; RETURN;

@@ -28,12 +28,14 @@ class Doubt:
     idempotent: bool = False
     key_retention: float | None = None  # None: the other side remembers keys for ever
     first_sent_ago: float | None = None
+    call: float = 0.0  # how long a call may last, and its request be held up on its way
 
 
 def reconcile(doubt: Doubt) -> Way:
     """Decide about one unknown effect."""
     if doubt.has_lookup and not doubt.asked_enough:
         return Way.ASK
-    if doubt.idempotent and (doubt.key_retention is None or (doubt.first_sent_ago or 0.0) < doubt.key_retention):
+    remembered = doubt.key_retention is None or (doubt.first_sent_ago or 0.0) + doubt.call <= doubt.key_retention
+    if doubt.idempotent and remembered:
         return Way.AGAIN
     return Way.HOLD

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 import structlog
 
 from ..config.crash import crash_point
+from ..config.process import is_gone, place
 from ..config.settings import Settings
 from ..ledger import orphans, steps
 from ..ledger.connect import Connection
@@ -113,9 +114,18 @@ def _facts(orphan: orphans.Orphan, *, frozen: bool) -> Facts:
 def _lose(
     connection: Connection, settings: Settings, orphan: orphans.Orphan, cause: str, *, deadly: bool, sweep: Sweep
 ) -> None:
-    loss = steps.Loss(orphan.run_id, orphan.key, orphan.token, steps.Cause(cause), deadly=deadly)
+    evidence = {"dead": True} if _is_dead(connection, orphan) else None
+    loss = steps.Loss(orphan.run_id, orphan.key, orphan.token, steps.Cause(cause), deadly=deadly, evidence=evidence)
     answer = steps.lose(connection, loss, lane=recovery_lane(settings), max_deaths=settings.scan.max_recoveries)
     if answer in CONTENDED:
         sweep.expired += 1
         sweep.poison += answer == "poison"
         crash_point("scan.requeued", orphan.key.wire)
+
+
+def _is_dead(connection: Connection, orphan: orphans.Orphan) -> bool:
+    """Whether the executing process is certainly gone: seen from its own machine, by number and start time (P33)."""
+    process = orphans.executing(connection, orphan)
+    if process is None or not process.place or process.pid is None or not process.pid_start:
+        return False
+    return process.place == place() and is_gone(process.pid, process.pid_start)

@@ -29,6 +29,7 @@ def way_of(turn: Turn, *, lookups: int, error: BaseException | None = None) -> W
             idempotent=idempotent,
             key_retention=safety.key_retention,
             first_sent_ago=turn.effect.first_sent_ago,
+            call=step.timeout + safety.authoritative_after,
         )
     )
 

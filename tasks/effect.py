@@ -110,6 +110,7 @@ class Effect(Step[P, R_co]):
             "idempotent": safety.idempotent,
             "key_retention": safety.key_retention,
             "authoritative_after": safety.authoritative_after,
+            "timeout": self.timeout,
             "compensate": self.compensate_fn is not None,
             "runbook": safety.runbook,
             "requires_approval": safety.requires_approval,

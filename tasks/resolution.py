@@ -162,6 +162,8 @@ def _refusal(told: people.Resolved, effect: Document, *, version: int | None) ->
             own = f"{effect['sent_by'] or 'a node'} is executing it: nothing is unknown yet"
         case "pending":
             own = "it has not been sent: nothing is to be settled"
+        case "early":
+            own = f"a request may be on its way until {told.text}: look at the other side after that, and say it then"
         case "evidence":
             own = f"something speaks against it ({told.text})"
         case other:

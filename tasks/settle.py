@@ -116,7 +116,7 @@ class Settler:
 
     def _ask(self, turn: Turn) -> Sequence[Next]:
         """Ask the other side whether it has done it."""
-        step, asked_at = turn.declared, time.monotonic()
+        step = turn.declared
         assert step.lookup_fn is not None
         plain = self._performance.plain(turn.claimed)
         done = self._performance.perform(
@@ -137,7 +137,7 @@ class Settler:
                 }
                 return self._succeed(turn, done.encoded, done)
             case Returned(value=value) if value is NOT_EXECUTED:
-                return self._send(turn, how="send", asked_at=asked_at)
+                return self._send(turn, how="send")
             case Returned(value=value) if value is UNSURE:
                 return self._unsure(turn, {"answer": "unsure"}, None, done)
             case Returned(value=value):
@@ -159,11 +159,10 @@ class Settler:
 
     # Sending.
 
-    def _send(self, turn: Turn, *, how: Literal["send", "again"], asked_at: float | None = None) -> Sequence[Next]:
+    def _send(self, turn: Turn, *, how: Literal["send", "again"]) -> Sequence[Next]:
         """Send the frozen request, once the ledger has it as `executing`."""
         request = self._request(turn)
-        began = time.monotonic()
-        asked_ago = 0.0 if asked_at is None else began - asked_at
+        began = time.monotonic()  # before the first try: a begin that is sent again renews nothing (P4)
         safety, timeout = turn.declared.safety, turn.declared.timeout + self.settings.worker.step_grace
         begun = self._asked(
             lambda connection: effects.begin(
@@ -176,7 +175,7 @@ class Settler:
                 timeout=timeout,
                 authoritative_after=safety.authoritative_after,
                 key_retention=safety.key_retention,
-                asked_ago=asked_ago,
+                asked_at=turn.claimed.db_now,  # before anything was asked under this claim
             )
         )
         if begun.answer != "begun":
@@ -184,6 +183,8 @@ class Settler:
         if not self._may_send(began):
             # P33: it was paused between the ledger's word and the send; by now others may have been asked to send it
             late = {"type": "Late", "message": "the worker was held up before the send"}
+            if how == "again":  # what an earlier sending has done is as unknown as before
+                return self._unsettle(turn, error=late)
             return self._retry(turn, late, delay=0.0, counts=False)
         crash_point("effect.before", turn.key.wire)
         done = self._performance.perform(request.job, turn.claimed, arguments=request.arguments, encode=request.encode)
@@ -197,7 +198,7 @@ class Settler:
                 crash_point("commit.before", turn.key.wire)
                 return self._succeed(turn, done.encoded, done)
             case Raised(error=error):
-                return self._raised(turn, error, done)
+                return self._raised(turn, error, done, how=how)
 
     def _request(self, turn: Turn) -> _Request:
         step, plain = turn.declared, self._performance.plain(turn.claimed)
@@ -262,12 +263,16 @@ class Settler:
             ),
         )
 
-    def _raised(self, turn: Turn, error: BaseException, done: Performed) -> Sequence[Next]:
-        """Only what the declaration says about an error makes it less than unknown."""
+    def _raised(
+        self, turn: Turn, error: BaseException, done: Performed, *, how: Literal["send", "again"]
+    ) -> Sequence[Next]:
+        """Only what the declaration says about an error makes it less than unknown; and only of a first sending: what a
+        second one did not do, or was refused, says nothing of the first.
+        """
         told = describe(error, attempts=turn.claimed.attempt)
         if done.returned:
             told |= {"outcome": "succeeded", "message": f"it was done; its result cannot be stored: {told['message']}"}
-        else:
+        elif how == "send":
             if _says(turn.declared.safety.is_not_sent, error):
                 verdict = self._decided(turn, error)
                 if isinstance(verdict, Retry):
@@ -275,7 +280,7 @@ class Settler:
                 return self._fail(turn, told | {"stopped": verdict.text}, why=f"never sent: {verdict.text}", done=done)
             if _says(turn.declared.safety.is_rejected, error):
                 return self._fail(turn, told, why="the other side has rejected it", done=done)
-        if way_of(turn, lookups=0) is Way.AGAIN:
+        if how == "again" or way_of(turn, lookups=0) is Way.AGAIN:
             verdict = self._decided(turn, error)
             if isinstance(verdict, Retry):
                 return self._unsettle(turn, error=told, delay=verdict.delay, counts=True, done=done)

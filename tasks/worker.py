@@ -24,6 +24,7 @@ from celery.bin.worker import worker as celery_worker
 from celery.exceptions import Reject
 
 from ..config import crash
+from ..config.process import place
 from ..config.resolve import Endpoints, endpoints
 from ..config.settings import Settings
 from ..ledger import lanes as ledger_lanes
@@ -212,6 +213,7 @@ class Worker:
             steps=tuple(sorted(declared.steps())),
             concurrency=concurrency,
             versions=versions,
+            place=place(),
         )
 
     def _begin_child(self, **_: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import shlex
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -50,7 +51,7 @@ def sent(ledger: Ledger, run: UUID, key: Key = OPEN) -> None:
     ledger.claim(run, key)
     begun = effects.begin(
         ledger.connection, run, key, token=ledger.tokens[key], digest=bytes(32), how="send", timeout=60.0,
-        authoritative_after=5.0, key_retention=None, asked_ago=0.0,
+        authoritative_after=5.0, key_retention=None, asked_at=datetime.now(UTC),
     )  # fmt: skip
     assert begun.answer == "begun"
 

@@ -143,7 +143,7 @@ class Turns:
         claimed = self.claimed
         rows = self.play.verbs.rows(
             "SELECT DISTINCT answer FROM unnest(%s::bytea[]) AS d,"
-            " safepoint.begin_effect_v1(%s, 1, '', 'appr_pay', 1, %s, d, 'send', 60, 0, NULL, 0)",
+            " safepoint.begin_effect_v1(%s, 1, '', 'appr_pay', 1, %s, d, 'send', 60, 0, NULL, now())",
             (digests, claimed.run_id, claimed.token),
         )
         return {row["answer"] for row in rows}

@@ -33,7 +33,9 @@ def _(what: str) -> Lookup[str]:
     return outside.look(current().idempotency_key)
 
 
-@effect(name="eff_keyed", idempotent=True, key_retention=100, wait=wait_fixed(3), stop=stop_after_attempt(3))
+@effect(
+    name="eff_keyed", idempotent=True, key_retention=100, timeout=10, wait=wait_fixed(3), stop=stop_after_attempt(3)
+)
 def keyed(what: str) -> str:
     return outside.do("keyed", what, current().idempotency_key, keyed=True)
 
@@ -148,6 +150,8 @@ def test_a_person_says_that_it_was_not_executed_and_it_is_sent_under_the_same_ke
     play.go("eff_one", kind="blind")
 
     assert play.resolve("not_executed", version=1) == "stale"
+    assert play.resolve("not_executed") == "early"
+    play.clock.forward(6)
     assert play.resolve("not_executed", version=play.effect["version"]) == "resolved"
     play.work()
 
@@ -159,6 +163,7 @@ def test_a_person_says_that_it_has_failed(play: Play) -> None:
     outside.fail(TimeoutError())
     play.go("eff_one", kind="blind")
 
+    play.clock.forward(6)
     assert play.resolve("failed") == "resolved"
     play.work()
 

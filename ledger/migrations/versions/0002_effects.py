@@ -28,7 +28,7 @@ PARTS = (
     *("dispatch", "control", "scan", "once"),
 )
 # Functions whose arguments or answers have changed cannot be replaced; the others keep what they were granted to.
-CHANGED = ("claim_v1", "commit_v1", "retry_v1")
+CHANGED = ("claim_v1", "commit_v1", "retry_v1", "register_v1")
 
 DROP = """
 DO $$ DECLARE f record; BEGIN

@@ -1,5 +1,7 @@
 -- The side-effect ledger's columns. A step of kind effect or compensation points to its newest row in `effects`.
 ALTER TABLE safepoint.steps ADD COLUMN effect_key bytea;
+-- Where a process number means something: the machine's boot and the namespace of its processes.
+ALTER TABLE safepoint.nodes ADD COLUMN place text NOT NULL DEFAULT '';
 CREATE INDEX steps_effect ON safepoint.steps (effect_key) WHERE effect_key IS NOT NULL;
 
 ALTER TABLE safepoint.effects
@@ -13,6 +15,9 @@ ALTER TABLE safepoint.effects
     ADD COLUMN unknown_since timestamptz,
     -- P33: until then the last executor may have passed its check before the send.
     ADD COLUMN may_send_until timestamptz,
+    -- The part of it that is the newest executor's own, and the latest of those before: what ends one must not end another.
+    ADD COLUMN own_until timestamptz,
+    ADD COLUMN older_until timestamptz,
     ADD COLUMN sent_token uuid,
     ADD COLUMN sent_by text,
     ADD COLUMN compensates bytea REFERENCES safepoint.effects ON DELETE CASCADE,
@@ -26,11 +31,11 @@ CREATE INDEX effects_compensations ON safepoint.effects (compensates) WHERE comp
 
 -- Open effects of an earlier release: one that was running may have been sent.
 INSERT INTO safepoint.effects (idempotency_key, reference, tenant_id, run_id, generation, path, step_id, iteration, name, status, request, request_encoding,
-                               request_digest, unknown_since, may_send_until, created_at)
+                               request_digest, unknown_since, may_send_until, own_until, created_at)
     SELECT safepoint.effect_key_v1(safepoint.reference_v1(run_id, generation, path, step_id, iteration, 1), input_hash),
            safepoint.reference_v1(run_id, generation, path, step_id, iteration, 1), tenant_id, run_id, generation, path, step_id, iteration, name,
            CASE WHEN first_claimed_at IS NULL THEN 'pending' ELSE 'unknown' END, coalesce(input, 'null'), coalesce(input_encoding, 'json'), input_hash,
-           first_claimed_at, expires_at, created_at
+           first_claimed_at, expires_at, expires_at, created_at
       FROM safepoint.steps WHERE kind = 'effect' AND status IN ('ready', 'running', 'waiting', 'held') AND input_hash IS NOT NULL;
 UPDATE safepoint.steps s SET effect_key = e.idempotency_key, input = NULL FROM safepoint.effects e
  WHERE s.kind = 'effect' AND s.status IN ('ready', 'running', 'waiting', 'held') AND (e.run_id, e.generation, e.path, e.step_id, e.iteration)

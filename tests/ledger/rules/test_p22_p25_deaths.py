@@ -63,7 +63,7 @@ def test_p22_an_effect_that_was_executing_is_released_as_unknown(verbs: Verbs) -
     assert claimed.effect is not None
     begun = begin(
         verbs.connection, run, A, token=claimed.token, digest=claimed.effect.digest, how="send", timeout=60.0,
-        authoritative_after=0.0, key_retention=None, asked_ago=0.0,
+        authoritative_after=0.0, key_retention=None, asked_at=claimed.db_now,
     )  # fmt: skip
     assert begun.answer == "begun"
 
