@@ -73,7 +73,7 @@ def start_recorder(
     ) -> WorkerNode:
         arguments = worker_argv(settings, lanes=lanes, pool=pool, concurrency=concurrency)
         arguments = [a for a in arguments if not a.startswith("--hostname=")] + ["--hostname=worker@{id}"]
-        command = [sys.executable, "-m", "celery", "-A", "recorder", *arguments]
+        command = [sys.executable, "-m", "recorder", *arguments]
         worker = WorkerNode(make_container(command, _variables(broker_url, record) | env, tmp_path))
         workers.append(worker)
         worker.ready()

@@ -1,16 +1,19 @@
 """A Celery app for tests of the wire: its executor writes down which step it was given, and nothing else.
 
-`celery -A recorder worker` with BROKER_URL and RECORD (a file); WITHOUT="gate and guard" takes the defences away,
-to show that it is they that hold.
+`python -m recorder worker` or `celery -A recorder beat` with BROKER_URL and RECORD (a file); WITHOUT="gate and guard"
+takes the defences away, to show that it is they that hold.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from celery.bin.base import CLIContext
+from celery.bin.worker import worker
 from celery.exceptions import Reject
 from safepoint.config.settings import load
 from safepoint.tasks.app import App, make_app
@@ -52,5 +55,8 @@ def make() -> App:
     return app
 
 
-if "BROKER_URL" in os.environ:
+if __name__ == "__main__":  # as our own worker starts: without every command that Celery and its plugins have
+    context = CLIContext(app=make(), no_color=False, workdir=None)
+    worker.main(args=sys.argv[2:], prog_name="celery worker", standalone_mode=False, obj=context)
+elif "BROKER_URL" in os.environ:
     app = make()
