@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
+PACKED = {"over_http": "http"}  # the room that has another name when it is installed
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel):
         packed = {name.removeprefix("safepoint/") for name in archive.namelist() if name.startswith("safepoint/")}
 
     wanted = {
-        str(path.relative_to(ROOT))
+        str(Path(PACKED.get(room, room)) / path.relative_to(ROOT / room))
         for room in ROOMS
         for path in (ROOT / room).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
@@ -64,3 +65,23 @@ def test_the_wheel_runs_beside_modules_named_like_our_rooms(wheel, tmp_path):
     )
 
     assert done.stdout.split() == ["50.0", str(installed / "safepoint" / "config" / "settings.py")], done.stderr
+
+
+def test_the_room_for_http_clients_is_installed_beside_pythons_own_http(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    program = (
+        "import http.client, safepoint.http; from safepoint import http as ours;"
+        "print(ours.not_sent(ConnectionRefusedError()), http is ours, ours.__file__)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.stdout.split() == ["True", "False", str(tmp_path / "safepoint" / "http" / "__init__.py")], done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ROOMS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+NAMES = {folder: name for name, folder in PROJECT["tool"]["setuptools"]["package-dir"].items()}  # over_http: http
 SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py")) + sorted(ROOT.glob("*.py"))
 
 
@@ -26,12 +28,19 @@ def test_the_root_holds_the_face_and_the_two_entries_only():
 
 def test_the_packages_are_those_of_the_tree():
     found = {"safepoint"} | {
-        ".".join(("safepoint", *path.parent.relative_to(ROOT).parts))
+        ".".join((NAMES.get(room, f"safepoint.{room}"), *path.parent.relative_to(ROOT / room).parts))
         for room in ROOMS
         for path in (ROOT / room).rglob("__init__.py")
     }
 
     assert set(PROJECT["tool"]["setuptools"]["packages"]) == found
+
+
+def test_no_folder_hides_a_module_of_python():
+    # `celery -A safepoint.app` puts the working directory first: started here, a folder http/ would be `import http`.
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir()}
+
+    assert folders & sys.stdlib_module_names == set()
 
 
 def test_every_folder_with_code_is_a_package_or_the_migrations():
