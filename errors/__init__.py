@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..http.webhook import BadSettlement, WebhookRefused  # pyright: ignore[reportMissingImports]  # it is over_http/
 from ..ledger.effect_errors import ApprovalDenied, EffectRequestChanged
 from ..ledger.errors import (
     ArgumentsMismatch,
@@ -57,6 +58,7 @@ __all__ = [
     "ArtifactMissing",
     "ArtifactStoreUnavailable",
     "BadArguments",
+    "BadSettlement",
     "BrokerUnavailable",
     "BudgetExceeded",
     "Cancelled",
@@ -96,5 +98,6 @@ __all__ = [
     "ValueNotSealed",
     "ValueTooLarge",
     "WaitTimedOut",
+    "WebhookRefused",
     "WrongDatabase",
 ]

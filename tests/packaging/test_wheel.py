@@ -71,7 +71,7 @@ def test_the_room_for_http_clients_is_installed_beside_pythons_own_http(wheel, t
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     program = (
-        "import http.client, safepoint.http; from safepoint import http as ours;"
+        "import http.client, safepoint.http.webhook; from safepoint import http as ours;"
         "print(ours.not_sent(ConnectionRefusedError()), http is ours, ours.__file__)"
     )
 

@@ -11,6 +11,7 @@ import safepoint
 import safepoint.errors
 from safepoint import Budget
 from safepoint.errors import NaiveDatetime, RetryAfter, RunFailed, SafepointError, StepFailed
+from safepoint.http import webhook
 from safepoint.ledger import effect_errors
 from safepoint.ledger import errors as ledger_errors
 from safepoint.tasks.enqueue import EnqueueOptions
@@ -53,10 +54,12 @@ def test_a_module_of_flows_pays_for_nothing_heavy():
 
 
 def test_every_error_has_a_public_name():
-    own = {name: getattr(room, name) for room in (ledger_errors, effect_errors) for name in room.__all__}
-    assert {name: getattr(safepoint.errors, name) for name in safepoint.errors.__all__} == {
-        name: error for name, error in own.items() if name != "describe"
-    }
+    homes = {name: home for home in (ledger_errors, effect_errors) for name in home.__all__ if name != "describe"}
+    homes |= {"BadSettlement": webhook, "WebhookRefused": webhook}
+
+    assert set(safepoint.errors.__all__) == set(homes)
+    for name, home in homes.items():
+        assert getattr(safepoint.errors, name) is getattr(home, name)
 
 
 @pytest.mark.parametrize("name", [n for n in safepoint.errors.__all__ if n != "Problem"])
