@@ -5,7 +5,7 @@ It stands beside the command line: nothing below imports it.
 
 from __future__ import annotations
 
-from .memory import MemoryLedger
+from .memory import Artifacts, MemoryLedger
 from .played import Called, Event, Played, ReplayDiffers
 from .runner import run_flow
 from .script import NoStandIn
@@ -13,6 +13,7 @@ from .step_context import step_context
 from .world import Stuck
 
 __all__ = [
+    "Artifacts",
     "Called",
     "Event",
     "MemoryLedger",

@@ -6,7 +6,7 @@ import hashlib
 import io
 from typing import TYPE_CHECKING, BinaryIO
 
-from ..tasks.artifact import Artifact
+from ..tasks.artifact import Artifact, reading_from
 
 if TYPE_CHECKING:
     from ..ledger.codec import Encoded
@@ -26,6 +26,13 @@ class Artifacts:
         sha256 = hashlib.sha256(data).hexdigest()
         self._stored[sha256] = data
         return Artifact(sha256, len(data), media_type, name)
+
+    def add(self, data: bytes | str, *, name: str | None = None, media_type: str | None = None) -> Artifact:
+        """Store what a run is given, as `client.artifact` does; the test can read it too."""
+        raw = data.encode() if isinstance(data, str) else data
+        fallback = "text/plain; charset=utf-8" if isinstance(data, str) else "application/octet-stream"
+        with reading_from(self):
+            return self.put(io.BytesIO(raw), name=name, media_type=media_type or fallback)
 
     def open(self, sha256: str, /) -> BinaryIO:
         """Open what was stored."""

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..ledger.errors import DeadlineExceeded, describe
 from ..ledger.key import START, Key
+from ..tasks.artifact import reading_from
 from ..tasks.budget import Budget
 from ..tasks.driver import Driver
 from ..tasks.duration import aware, seconds
 from ..tasks.outcome import Continued, Diverged, Failed, Outcome, Returned
 from ..tasks.record import Record, RunInfo
 from .actor import Actor
+from .memory import Artifacts
 from .played import Event, Played, ReplayDiffers
 from .script import Script
 from .world import BEGIN, Order, Queue, World, run_id
@@ -44,6 +46,7 @@ def run_flow(  # noqa: PLR0913  # each is an option that users write by name
     deadline: float | timedelta | datetime | None = None,
     budget: Budget | None = None,
     tags: Mapping[str, str] | None = None,
+    artifacts: Artifacts | None = None,
     cancel_after: int | None = None,
     check: bool = True,
 ) -> Played[R]:
@@ -51,8 +54,8 @@ def run_flow(  # noqa: PLR0913  # each is an option that users write by name
 
     `steps` gives what stands in for a step: a function, an exception to raise, or a value; other steps run as they are,
     other effects are refused. `approvals` and `signals` answer by name, a list answers one wait after the other.
-    `order="shuffle"` commits in an order that `seed` decides. Time jumps over every delay. `cancel_after` cancels after
-    so many commits.
+    `artifacts` holds what was uploaded before the run. `order="shuffle"` commits in an order that `seed` decides. Time
+    jumps over every delay. `cancel_after` cancels after so many commits.
     """
     world = World(
         script=Script(steps=steps or {}, approvals=approvals or {}, signals=signals or {}),
@@ -62,8 +65,10 @@ def run_flow(  # noqa: PLR0913  # each is an option that users write by name
         budget=budget or Budget(),
         tenant=tenant,
         tags=tags or {},
+        artifacts=artifacts or Artifacts(),
     )
-    played = _Play(call, world=world, run_id=run_id(seed), cancel_after=cancel_after).to_the_end()
+    with reading_from(world.artifacts):  # what the run is given and gives can be read by steps, and by the test
+        played = _Play(call, world=world, run_id=run_id(seed), cancel_after=cancel_after).to_the_end()
     if check and played.error is not None:
         error = played.error
         error.played = played  # type: ignore[attr-defined]  # for whoever wants to see what was called before

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 from safepoint import (
+    Artifact,
     Budget,
     Decision,
     Permanent,
@@ -23,7 +24,7 @@ from safepoint import (
     wait_for,
 )
 from safepoint.errors import BudgetExceeded, Cancelled, RunCancelled, RunFailed, RunHeld, StepFailed
-from safepoint.testing import NoStandIn, ReplayDiffers, Stuck, run_flow
+from safepoint.testing import Artifacts, NoStandIn, ReplayDiffers, Stuck, run_flow
 from tenacity import stop_after_attempt, wait_fixed
 
 
@@ -297,3 +298,32 @@ async def enduring(n: int) -> int:
 
 def test_a_long_run_is_replayed_now_and_then():
     assert run_flow(enduring(250)).result == 250
+
+
+def test_a_run_is_given_an_artifact_and_gives_one_that_the_test_can_read():
+    @step
+    def shout(document: Artifact) -> Artifact:
+        return current().artifact(document.read().upper(), name="loud.txt")
+
+    @flow
+    async def print_loudly(document: Artifact) -> Artifact:
+        return await shout(document)
+
+    uploaded = Artifacts()
+    document = uploaded.add("quiet", name="quiet.txt")
+
+    published = run_flow(print_loudly(document), artifacts=uploaded).result
+
+    assert (published.read(), published.media_type) == (b"QUIET", "text/plain")
+    assert (document.read(), document.media_type) == (b"quiet", "text/plain; charset=utf-8")
+
+
+def test_a_flow_cannot_read_an_artifact():
+    @flow
+    async def peek(document: Artifact) -> int:
+        return len(document.read())
+
+    uploaded = Artifacts()
+
+    with pytest.raises(RunHeld, match="reading the artifact"):
+        run_flow(peek(uploaded.add(b"bytes")), artifacts=uploaded)
