@@ -98,7 +98,7 @@ class Handler(BaseHTTPRequestHandler):
     """Speaks HTTP for the tickets of its server."""
 
     protocol_version = "HTTP/1.1"
-    server: Service
+    server: Service  # pyright: ignore[reportIncompatibleVariableOverride]  # nothing else has this handler
 
     def do_GET(self) -> None:
         """Answer a question."""

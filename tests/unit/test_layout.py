@@ -53,7 +53,9 @@ def test_tests_are_no_packages():
 
 
 def test_the_type_checker_looks_at_every_room():
-    assert {*ROOMS, "__init__.py", "__main__.py", "app.py", "tests"} == set(PROJECT["tool"]["pyright"]["include"])
+    assert {*ROOMS, "__init__.py", "__main__.py", "app.py", "tests", "examples"} == set(
+        PROJECT["tool"]["pyright"]["include"]
+    )
 
 
 def test_a_file_holds_one_noun():
