@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +22,7 @@ from safepoint.testing import run_flow  # noqa: E402
 from safepoint.testing.plugin import CrashAt  # noqa: E402
 from safepoint.testing.stack import Stack  # noqa: E402
 
+READ_REPORT = str(EXAMPLE / "read_report.py")
 QUESTION = "Are heat pumps any good in old houses?"
 
 
@@ -113,6 +115,8 @@ def test_a_worker_dies_and_nothing_that_was_read_is_read_again(safepoint_stack: 
 
     assert crash.has_happened
     assert report.text.read().decode().startswith(f"# {QUESTION}")
+    said = subprocess.run([sys.executable, READ_REPORT, run.id], capture_output=True, text=True, check=True).stdout
+    assert said == report.text.read().decode() + "\n"
     committed = [event.key for event in run.events() if event.type == "step.committed"]
     assert len(committed) == len(set(committed))
     assert len(report.sources) >= 3
