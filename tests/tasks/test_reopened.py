@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ledger_verbs import Verbs
-from safepoint import Permanent, flow, gather, step
+from safepoint import Flow, Permanent, flow, gather, step
 from safepoint.errors import StepFailed
 from safepoint.ledger import control
 from tenacity import stop_after_attempt
@@ -73,7 +73,7 @@ async def nested() -> list[str]:
     return list(await gather(branch("a"), branch("b")))
 
 
-CASES: list[tuple[Callable[[], Coroutine[Any, Any, list[str]]], set[str], list[str]]] = [
+CASES: list[tuple[Flow[[], list[str]], set[str], list[str]]] = [
     (plain, {"b"}, ["b"]),
     (gathered, {"a"}, ["a"]),
     (gathered, {"a", "c"}, ["a", "c"]),
