@@ -256,7 +256,8 @@ BEGIN
     IF p_hold IS NOT NULL THEN
         PERFORM hold_v1(p_run, p_hold->>'code', p_hold->>'text', p_hold->>'next', p_hold->'detail');
     END IF;
-    IF s.kind <> 'compensation' AND NOT binds_v1(s.effect_key) AND (r.ending IS NOT NULL OR r.cancel_at IS NOT NULL AND NOT s.cleanup) THEN
+    IF s.kind <> 'compensation' AND NOT binds_v1(s.effect_key) AND (r.ending IS NOT NULL OR r.cancel_at IS NOT NULL AND NOT s.cleanup
+            OR coalesce(r.deadline <= instant, false) AND NOT s.cleanup) THEN
         UPDATE steps SET status = 'cancelled', due_at = NULL WHERE run_id = p_run AND generation = p_generation
             AND path = p_path AND step_id = p_step AND iteration = p_iteration;
         PERFORM stop_v1(p_run, instant);
