@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, cast
 from uuid import UUID
 
@@ -98,25 +99,37 @@ def _row(effect: Document) -> tuple[str, ...]:
 
 def _card(effect: Document) -> list[str]:
     """Say what a person needs to settle it: what, when, where, what is known, what to read, what to type."""
-    unknown = effect["status"] == "unknown"
-    headline = "NOBODY KNOWS whether it was executed" if unknown else f"WAITS for {_role(effect)} to decide"
+    asked = effect["step_status"] == "waiting"
+    headline = f"WAITS for {_role(effect)} to decide" if asked else "NOBODY KNOWS whether it was executed"
+    if effect["status"] == "pending" and not asked:
+        headline = "CANNOT FINISH, and was not sent: it may be done by hand"
     facts = {
         "run": f"{effect['run_id']}  ({effect['run_status']}, tenant {effect['tenant']})",
         "key": effect["idempotency_key"],
         "reference": effect["reference"],
         "request": told(effect["request"]),
-        "digest": "" if unknown else effect["request_digest"],
+        "undoes": effect["compensates"] or "",
+        "digest": effect["request_digest"] if asked else "",
         "sent": _sent(effect),
         "error": _error(effect["error"]),
-        "lookup": _lookup(effect) if unknown else "",
-        "runbook": short(effect["runbook"] or "", width=WIDTH)
-        or ("none is declared: @effect(runbook=...)" if unknown else ""),
+        "lookup": "" if asked or effect["compensates"] else _lookup(effect),
+        "late": _late(effect["may_arrive_until"]),
+        "runbook": _runbook(effect),
     }
     lines = [f"{effect['name']} of {effect['flow']}@{effect['flow_version']}, step {effect['key']}: {headline}"]
     lines += [f"  {name:<10} {value}" for name, value in facts.items() if value]
-    ways = ("it was executed", "it was not") if unknown else ("let it be sent", "refuse it")
+    ways = ("let it be sent", "refuse it") if asked else ("it was executed", "it was not")
     lines += [f"  {way + ':':<17} {command}" for way, command in zip(ways, effect["commands"], strict=True)]
     return lines
+
+
+def _late(until: str | None) -> str:
+    """Say until when it may still arrive: whoever looks before that may look too early."""
+    try:
+        is_over = until is None or datetime.fromisoformat(until) <= datetime.now(UTC)
+    except ValueError:  # infinity
+        is_over = False
+    return "" if is_over else f"it may still arrive until {until}: look after that before you say that it was not"
 
 
 def _runbook(effect: Document) -> str:
@@ -144,9 +157,10 @@ def show_cards(run_id: str) -> None:
     from ..ledger.effect_views import list_effects  # noqa: PLC0415  # as above
 
     with reading() as connection:
-        found = list_effects(_driver(connection), status=("unknown",), run=UUID(run_id), limit=100)
+        found = list_effects(_driver(connection), status=("unknown", "pending"), run=UUID(run_id), limit=100)
     for one in found:
-        say("", *_card(one))
+        if one["commands"] and one["step_status"] != "waiting":  # what is asked has been told
+            say("", *_card(one))
 
 
 def _sent(effect: Document) -> str:

@@ -39,13 +39,19 @@ NEXT: Final = {
 
 _TEXTS: Final = ("error", "decision", "declared", "last_answer")
 _INSTANTS: Final = ("first_sent_at", "last_sent_at", "unknown_since", "may_send_until", "created_at", "settled_at")
+# P33: until then a request that was sent may still arrive, and a "not executed" is not believed.
+_ARRIVES: Final = SQL(
+    "to_jsonb(CASE WHEN e.status = 'unknown' THEN e.may_send_until + make_interval(secs =>"
+    " coalesce((e.declared->>'authoritative_after')::double precision, 0)) END) #>> '{}' AS may_arrive_until"
+)
 _COLUMNS: Final = SQL(
     "e.idempotency_key, e.reference, e.tenant_id, e.run_id, e.generation, e.path, e.step_id, e.iteration, e.status,"
     " e.version, e.name, e.request, e.request_encoding, e.request_digest, e.result, e.result_encoding, e.external_id,"
     " e.attempts, e.lookups, e.sent_by, e.compensates, r.flow, r.workflow_version, r.status AS run_status,"
     " s.status AS step_status, to_jsonb(CASE s.status WHEN 'ready' THEN greatest(s.ready_at, s.due_at) END) #>> '{{}}'"
-    " AS next_at, {texts}, {instants}"
+    " AS next_at, {arrives}, {texts}, {instants}"
 ).format(
+    arrives=_ARRIVES,
     texts=SQL(", ").join(SQL(f"e.{name}::text AS {name}") for name in _TEXTS),
     instants=SQL(", ").join(SQL(f"to_jsonb(e.{name}) #>> '{{}}' AS {name}") for name in _INSTANTS),
 )
@@ -62,7 +68,8 @@ _UNSETTLED: Final = SQL(
 # By steps_open: what has not been sent belongs to a step that is not final, and of those there are never many.
 _PENDING: Final = SQL(
     "SELECT {columns} FROM safepoint.effects e {step} WHERE s.status IN ('ready', 'running', 'waiting', 'held')"
-    " AND e.status = 'pending' AND {where} ORDER BY (s.status = 'waiting') DESC, e.created_at LIMIT %(limit)s"
+    " AND e.status = 'pending' AND {where} ORDER BY (s.status IN ('waiting', 'held')) DESC, e.created_at"
+    " LIMIT %(limit)s"
 )
 # Backwards by the unique key: run ids grow with time, so these are the newest runs'.
 _SETTLED: Final = SQL(
@@ -163,6 +170,7 @@ def _document(row: Document, history: list[Document], *, limit: int | None) -> D
         "first_sent_at": row["first_sent_at"],
         "last_sent_at": row["last_sent_at"],
         "may_send_until": row["may_send_until"],
+        "may_arrive_until": row["may_arrive_until"],
         "sent_by": row["sent_by"],
         "unknown_since": row["unknown_since"],
         "lookups": row["lookups"],
@@ -186,7 +194,10 @@ def _bounded(data: bytes | None, encoding: str | None, *, limit: int | None) -> 
 
 def _commands(row: Document, key: Key) -> list[str]:
     """Give what settles it, ready to be pasted: the key as short as it may be, the digest of what is shown."""
-    state = "asked" if row["status"] == "pending" and row["step_status"] == "waiting" else row["status"]
+    state = row["status"]
+    if state == "pending":  # one that waits for its approval; or an undoing that cannot finish, and may be done by hand
+        is_stuck = row["compensates"] is not None and row["step_status"] == "held"
+        state = "unknown" if is_stuck else "asked" if row["step_status"] == "waiting" else state
     facts = {
         "key": row["idempotency_key"].hex()[:16],
         "run": row["run_id"],

@@ -18,7 +18,7 @@ from psycopg.types.json import Jsonb
 from .connect import Connection
 from .key import Key
 
-__all__ = ["Begun", "Effect", "begin", "evidence", "unsettle"]
+__all__ = ["Begun", "Effect", "begin", "evidence", "unfit", "unsettle"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +140,18 @@ def unsettle(  # noqa: PLR0913  # as above
             *(run_id, key.generation, key.path, key.step_id, key.iteration, token, _json(error), _json(answer), delay),
             *(counts, hold, tokens, usd, _json(list(notes) or None), node),
         ),
+    ).fetchone()
+    return "lost" if row is None else str(row[0])
+
+
+def unfit(connection: Connection, run_id: UUID, key: Key, *, token: UUID, node: str, error: dict[str, Any]) -> str:
+    """End a claim whose effect was settled with a result that does not fit: it is unknown again, and held.
+
+    Returns `held`, `already` (an earlier answer was lost) or `lost`.
+    """
+    row = connection.execute(
+        "SELECT safepoint.unfit_effect_v1(%s, %s, %s, %s, %s, %s, %s, %s)",
+        (run_id, key.generation, key.path, key.step_id, key.iteration, token, _json(error), node),
     ).fetchone()
     return "lost" if row is None else str(row[0])
 

@@ -69,6 +69,36 @@ BEGIN
     RETURN CASE WHEN p_hold IS NULL THEN 'unsettled' ELSE 'held' END;
 END $$;
 
+-- A verdict whose result does not fit what the effect returns settles nothing: whoever gave it had not the code to check it. The effect is unknown again, and
+-- held for another word; what was said stays in its history (P34).
+CREATE FUNCTION safepoint.unfit_effect_v1(
+    p_run uuid, p_generation integer, p_path text, p_step text, p_iteration integer, p_token uuid, p_error jsonb, p_node text
+) RETURNS text LANGUAGE plpgsql
+SET search_path = safepoint, pg_temp AS $$
+DECLARE
+    s steps%ROWTYPE;
+    e effects%ROWTYPE;
+    instant timestamptz;
+BEGIN
+    PERFORM FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
+    SELECT * INTO s FROM steps WHERE run_id = p_run AND generation = p_generation AND path = p_path
+        AND step_id = p_step AND iteration = p_iteration FOR NO KEY UPDATE;
+    instant := safepoint.now();
+    IF s.claim_token = p_token AND s.status IN ('running', 'ready', 'held') THEN
+        UPDATE effects SET status = 'unknown', version = version + 1, unknown_since = instant, settled_at = NULL, result = NULL, result_encoding = NULL,
+               error = p_error
+         WHERE idempotency_key = s.effect_key AND status = 'succeeded' AND commit_seq IS NULL AND decision ? 'resolved' RETURNING * INTO e;
+        IF FOUND THEN
+            PERFORM note_effect_v1(e.idempotency_key, 'unknown', p_node, 'the result does not fit: ' || (p_error->>'message'), p_error);
+            PERFORM emit_v1(p_run, e.tenant_id, jsonb_build_array(jsonb_build_object('type', 'effect.unknown', 'key', key_v1(p_path, p_step, p_iteration),
+                'data', jsonb_build_object('why', 'the result does not fit')
+                        || CASE WHEN p_generation > 1 THEN jsonb_build_object('generation', p_generation) ELSE '{}' END)));
+        END IF;
+    END IF;
+    RETURN unsettle_effect_v1(p_run, p_generation, p_path, p_step, p_iteration, p_token, NULL, NULL, 0, false,
+        'the result that was given does not fit: ' || (p_error->>'message'), 0, 0, NULL, p_node);
+END $$;
+
 -- What lets a settled effect's step go on: the next claim commits the stored outcome, or sends what was not executed.
 CREATE FUNCTION safepoint.free_effect_v1(e safepoint.effects, p_now timestamptz) RETURNS void LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$

@@ -45,7 +45,7 @@ class EffectStatus(StrEnum):
 
     PENDING = "pending"  # -> executing, failed
     EXECUTING = "executing"  # -> succeeded, failed, unknown, pending
-    SUCCEEDED = "succeeded"  # final
+    SUCCEEDED = "succeeded"  # final once it is committed; a person's word that does not fit: -> unknown
     FAILED = "failed"  # final
     UNKNOWN = "unknown"  # -> executing, succeeded, failed, pending
 
@@ -78,6 +78,6 @@ EFFECT_MOVES: Final[dict[EffectStatus, frozenset[EffectStatus]]] = {
     _E.PENDING: frozenset({_E.EXECUTING, _E.FAILED}),
     _E.EXECUTING: frozenset({_E.SUCCEEDED, _E.FAILED, _E.UNKNOWN, _E.PENDING}),
     _E.UNKNOWN: frozenset({_E.EXECUTING, _E.SUCCEEDED, _E.FAILED, _E.PENDING}),
-    _E.SUCCEEDED: frozenset(),
+    _E.SUCCEEDED: frozenset({_E.UNKNOWN}),
     _E.FAILED: frozenset(),
 }

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..ledger.codec import JSON
+from ..ledger.errors import ValueNotDecodable, ValueNotOpened
 from ..recovery.reconcile import Doubt, Way, reconcile
 from .retry import pause
 
 if TYPE_CHECKING:
+    from .record import Load
     from .turn import Turn
 
-__all__ = ["pause_of", "way_of"]
+__all__ = ["misfit", "pause_of", "way_of"]
 
 LOOKUPS = 8  # answers that tell nothing before a person is asked, unless the lookup says otherwise
 
@@ -32,6 +35,20 @@ def way_of(turn: Turn, *, lookups: int, error: BaseException | None = None) -> W
             call=step.timeout + safety.authoritative_after,
         )
     )
+
+
+def misfit(turn: Turn, load: Load) -> ValueNotDecodable | None:
+    """Say why a result that somebody has given is not what the effect returns; they may have had no code to ask."""
+    effect = turn.effect
+    if turn.is_compensation or "resolved" not in (effect.decision or {}):
+        return None
+    try:
+        turn.declared.decode_result(load(effect.data or b"null", effect.encoding or JSON))
+    except ValueNotOpened:  # there is no codec here: no fault of the result's
+        return None
+    except ValueNotDecodable as error:
+        return error
+    return None
 
 
 def pause_of(turn: Turn, *, lookups: int, error: BaseException | None) -> float | None:

@@ -30,7 +30,7 @@ from ..ledger.key import Key
 from ..recovery.reconcile import Way
 from .advance import Advance
 from .attempt import Job, Raised, Returned
-from .doubt import pause_of, way_of
+from .doubt import misfit, pause_of, way_of
 from .loan import Loan
 from .lookup import NOT_EXECUTED, UNSURE, Found
 from .performance import Performance, Performed
@@ -87,6 +87,8 @@ class Settler:
         effect = turn.effect
         match effect.status:
             case "succeeded":  # by a person, a webhook, or late evidence
+                if wrong := misfit(turn, self._performance.loader(turn.claimed.run["tenant"])):
+                    return self._unfit(turn, describe(wrong))
                 return self._advance.commit(turn, Result("succeeded", turn.now(), effect.data, effect.encoding))
             case "failed":
                 error = {"attempts": effect.attempts, **(effect.error or {"type": "Failed", "message": "settled"})}
@@ -103,6 +105,12 @@ class Settler:
                 return self._send(turn, how="again")
             case Way.HOLD:
                 return self._hold(turn, effect.error)
+
+    def _unfit(self, turn: Turn, told: dict[str, Any]) -> Sequence[Next]:
+        log.warning("effect.unfit", run=str(turn.run_id), step=turn.key.wire, error=told["message"])
+        token, node = turn.claimed.token, self._node_id
+        self._asked(lambda own: effects.unfit(own, turn.run_id, turn.key, token=token, node=node, error=told))
+        return ()
 
     def _refusal(self, turn: Turn) -> SafepointError | None:
         """Say why what was never sent is not sent at all."""
