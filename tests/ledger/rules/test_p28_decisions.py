@@ -183,6 +183,16 @@ def test_p28_after_its_expiry_nothing_is_decided_whether_the_scan_has_come_by_or
     assert [one["outcome"] for one in decided(verbs, run)] == ["expired"]
 
 
+def test_p28_what_expires_beside_a_decided_question_leaves_it_alone(verbs: Verbs, clock: Clock) -> None:
+    run = verbs.begun(question(delay=10.0), question("approval:may#1", name="may", delay=10.0))
+    verbs.decide(run, by="ann")
+    clock.forward(10)
+
+    assert verbs.chores().fired == 1
+    assert verbs.step(run, OK)["outcome"]["sender"] == "ann"
+    assert [(one["name"], one["outcome"]) for one in decided(verbs, run)] == [("ok", "approved"), ("may", "expired")]
+
+
 def test_p28_past_the_deadline_of_the_run_nothing_is_approved(verbs: Verbs, clock: Clock) -> None:
     run = verbs.begun(guarded(), deadline=clock.now.replace(minute=1).isoformat())
     clock.forward(60)
