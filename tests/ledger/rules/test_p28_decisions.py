@@ -316,9 +316,10 @@ def test_p28_a_step_or_a_signal_is_no_question(verbs: Verbs) -> None:
     assert {refused(verbs, run, name)[0] for name in ("ok", "pay", "nap", "ok#1")} == {"not_asked"}
 
 
-def test_g10_no_clock_decides_an_effect(verbs: Verbs, clock: Clock) -> None:
-    run = verbs.begun(guarded(delay=10.0))
+@pytest.mark.parametrize("beside", [[], [ask("nap#1", "timer", delay=10.0)]])
+def test_g10_no_clock_decides_an_effect(verbs: Verbs, clock: Clock, beside: list[dict[str, Any]]) -> None:
+    run = verbs.begun(guarded(delay=10.0), *beside)
     clock.forward(1000)
 
-    assert verbs.chores().fired == 0
+    assert verbs.chores().fired == len(beside)
     assert verbs.statuses(run)["pay#1"] == "waiting"
