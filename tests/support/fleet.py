@@ -31,7 +31,7 @@ __all__ = ["Fleet", "events", "trap"]
 SUPPORT = Path(__file__).parent
 # Short times, so that tests need not wait: a short lease is as correct as a long one, for late commits count (P35).
 CONFIGURATION = """\
-flows = ["journeys"]
+flows = ["journeys", "errands"]
 
 [worker]
 lease = 5.0
@@ -51,7 +51,7 @@ confirm = 0.25
 max_recoveries = 2
 
 """
-LANES = ("online", "recovery", "control", "front")
+LANES = ("online", "recovery", "control", "front", "abroad")
 
 
 def trap(point: str, *, target: str, once: Path) -> dict[str, str]:
