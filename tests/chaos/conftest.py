@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from crashes import Crew
+from effect_deaths import Deaths
 from fleet import Fleet
 from servers import ValkeyServer, new_database, with_path
+from witness import Witness
 
 
 @pytest.fixture(scope="session")
@@ -38,13 +40,27 @@ def new_fleet(
         yield make
 
 
+@pytest.fixture(scope="session")
+def witness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Witness]:
+    """The outside world of these tests, which writes down what it does."""
+    witness = Witness.start(tmp_path_factory.mktemp("witness"))
+    yield witness
+    witness.close()
+
+
 @pytest.fixture(scope="session", params=["valkey", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)])
-def crew(request: pytest.FixtureRequest, new_fleet: Callable[..., Fleet]) -> Iterator[Crew]:
+def crew(request: pytest.FixtureRequest, new_fleet: Callable[..., Fleet], witness: Witness) -> Iterator[Crew]:
     """A relay and a survivor on either broker."""
     new_broker = {"valkey": "new_valkey", "rabbitmq": "new_vhost"}[request.param]
-    crew = Crew.start(new_fleet(request.getfixturevalue(new_broker)()))
+    crew = Crew.start(new_fleet(request.getfixturevalue(new_broker)(), OUTSIDE=witness.url))
     yield crew
     crew.fleet.close()
+
+
+@pytest.fixture(scope="session")
+def deaths(crew: Crew, witness: Witness) -> Deaths:
+    """The deaths over effects, had once on each broker."""
+    return Deaths(crew, witness)
 
 
 @pytest.fixture

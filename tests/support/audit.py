@@ -141,7 +141,9 @@ def _assert_step(account: Account, step: dict[str, Any]) -> None:
     # Every claim has an end in the log: committed, retried or lost. A late commit ends one that was lost before (P35).
     late = sum(bool(outcome["data"].get("late")) for outcome in outcomes)
     running = step["status"] == "running"
-    assert len(lost) + len(retried) + len(outcomes) + running - late == step["epoch"], (key, lost, retried, outcomes)
+    ends = len(lost) + len(retried) + len(outcomes) + running - late
+    # One that leaves an effect unknown, or asks about it in vain, is told in the effect's history instead.
+    assert ends <= step["epoch"] if step["kind"] == "effect" else ends == step["epoch"], (key, lost, retried, outcomes)
     counted = [event for event in lost if event["data"]["cause"] not in ("released", "timeout", "version")]
     assert len(counted) == step["recoveries"], (key, counted)
 
