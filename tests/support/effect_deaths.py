@@ -103,11 +103,12 @@ class Deaths:
 
 
 def effects_of(fleet: Fleet, run: UUID) -> list[dict[str, Any]]:
-    """Return what the ledger has of a run's effects, each with its history."""
+    """Return what the ledger has of a run's effects, each with its history and the status of its step."""
     rows = fleet.query(
         "SELECT to_jsonb(e) || jsonb_build_object('key', encode(e.idempotency_key, 'hex'), 'history', (SELECT"
         " jsonb_agg(to_jsonb(h) ORDER BY h.n) FROM safepoint.effect_history h"
-        " WHERE h.idempotency_key = e.idempotency_key))"
+        " WHERE h.idempotency_key = e.idempotency_key), 'step', (SELECT s.status FROM safepoint.steps s"
+        " WHERE s.effect_key = e.idempotency_key))"
         " FROM safepoint.effects e WHERE run_id = %s ORDER BY e.created_at, e.reference",
         run,
     )

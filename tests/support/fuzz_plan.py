@@ -82,8 +82,7 @@ def plan(seed: int) -> Plan:
     for _ in range(random.choice((0, 1, 1, 2, 2, 3))):
         fault = _fault(random, len(kinds))
         faults.append(fault)
-        if fault.on.startswith("post"):
-            _have_it_last(random, scripts, fault)
+        _lead_to(random, scripts, fault)
     return Plan(seed, kinds, len(kinds) > 1 and random.random() < 0.4, tuple(scripts), tuple(faults))
 
 
@@ -103,13 +102,7 @@ def _fault(random: Random, effects: int) -> Fault:
     what = _taken(random, FAULTS)
     effect = random.randrange(effects)
     on = random.choice(
-        [
-            f"post {effect} 1",
-            f"post {effect} 1",
-            f"post {effect} 2",
-            f"lookup {effect} 1",
-            f"begin {random.choice(STEPS)}",
-        ]
+        [*[f"post {effect} 1"] * 4, f"post {effect} 2", f"lookup {effect} 1", f"begin {random.choice(STEPS)}"]
     )
     # A step that is no request is over in no time.
     delay = random.choice((0.0, 0.0, random.uniform(0, 0.05), random.uniform(0, PATIENCE if on[0] != "b" else 0.05)))
@@ -117,15 +110,18 @@ def _fault(random: Random, effects: int) -> Fault:
     return Fault(what, on, round(delay, 3), round(length, 3))
 
 
-def _have_it_last(random: Random, scripts: list[Script], fault: Fault) -> None:
-    """Let a request that a fault hangs on mostly be under way when it comes."""
-    if random.random() < 0.3:
+def _lead_to(random: Random, scripts: list[Script], fault: Fault) -> None:
+    """Have what a fault hangs on happen at all, and a request mostly under way when the fault comes."""
+    on, place, number = (*fault.on.split(), "")[:3]
+    if on == "begin":
         return
-    _, effect, number = fault.on.split()
-    script, index = scripts[int(effect)], int(number) - 1
-    posts = [*script.post, *["ok"] * (index + 1 - len(script.post))]
-    posts[index] = f"{random.choice(('late', 'hang', 'late'))}:{PATIENCE:g}"
-    scripts[int(effect)] = Script(tuple(posts), script.lookup)
+    script, under_way = scripts[int(place)], f"{random.choice(('late', 'late', 'hang'))}:{2 * PATIENCE:g}"
+    posts = [*script.post, "ok", "ok"][: max(2, len(script.post))]
+    if on == "lookup" or number == "2":
+        posts[0] = random.choice(("late:1.2", "hang:1.2", "reset-before", "reset-after", "500-before", "500-after"))
+    if on == "post" and random.random() < 0.7:
+        posts[int(number) - 1] = under_way
+    scripts[int(place)] = Script(tuple(posts), script.lookup)
 
 
 def _taken(random: Random, weights: dict[str, int]) -> str:

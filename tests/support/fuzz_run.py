@@ -52,6 +52,7 @@ class Trial:
     status: str = "queued"
     due: list[Fault] = field(default_factory=list)
     story: list[str] = field(default_factory=list)
+    is_held: bool = False
     settled_by_person: int = 0
 
     @property
@@ -188,19 +189,21 @@ class Fuzz:
 
     def _look(self) -> None:
         rows = self.fleet.query(
-            "SELECT run_id::text, status, reason, holds FROM safepoint.runs WHERE run_id::text = ANY(%s)",
+            "SELECT run_id::text, status, reason, holds <> '{}', EXISTS (SELECT FROM safepoint.steps s"
+            " JOIN safepoint.effects e ON e.idempotency_key = s.effect_key"
+            " WHERE s.run_id = r.run_id AND s.status = 'held' AND e.status = 'unknown')"
+            " FROM safepoint.runs r WHERE run_id::text = ANY(%s)",
             list(self._live),
         )
-        self._called = any(holds for *_, holds in rows)
-        for run, status, reason, holds in rows:
+        self._called = any(asks for *_, asks in rows)
+        for run, status, reason, holds, asks in rows:
             trial = self._live[run]
-            if status != trial.status:
+            if status != trial.status or holds != trial.is_held:
                 trial.tell(f"is {status} {reason or ''}")
-            trial.status = status
-            lost = time.monotonic() - trial.began > LOST
-            if lost or status in FINAL:
+            trial.status, trial.is_held = status, holds
+            if status in FINAL or time.monotonic() - trial.began > LOST:
                 del self._live[run]
-            elif holds:
+            elif asks:
                 self._call_person(trial)
 
     def _call_person(self, trial: Trial) -> None:
@@ -209,7 +212,7 @@ class Fuzz:
         if self._stopped or time.monotonic() - last < REST or self.witness.in_flight():
             return
         for effect in effects_of(self.fleet, trial.run):
-            if effect["status"] == "unknown":
+            if effect["status"] == "unknown" and effect["step"] == "held":
                 numbers = self.witness.numbers(business(trial, effect))
                 verdict, value = ("succeeded", numbers[0]) if numbers else ("not_executed", None)
                 answer = resolve(self.fleet, effect, verdict=verdict, value=value)
