@@ -30,6 +30,7 @@ FINAL = ("succeeded", "failed", "cancelled")
 TICK = 0.02
 LOOK = 0.1
 REST = 1.0  # seconds that a process runs between two stops, and that a person waits after one
+PATIENT = 8.0  # seconds that a person waits while processes are stopped; then no more are
 LOST = 120.0  # seconds after which a run that is neither final nor held counts as lost
 ENV = {
     "PATIENCE": str(PATIENCE),
@@ -80,7 +81,7 @@ class Fuzz:
         self._numbers = itertools.count()
         self._stopped: set[int] = set()
         self._thawed: dict[int, float] = {}  # when a process went on
-        self._called = False  # a person is asked for: nothing is stopped until they have looked
+        self._called = 0.0  # since when a person is asked for; in the end nothing is stopped until they have looked
         self.relay = fleet.relay()
         self.workers = [fleet.worker("online", "recovery", concurrency=3, wait=False) for _ in range(workers)]
         for worker in self.workers:
@@ -130,13 +131,13 @@ class Fuzz:
                 reference, _, number = fact["reference"].rpartition("/")
                 if reference in by_reference:
                     on = f"{fact['what']} {number} {fact['n']}"
-                    self._meet(by_reference[reference], on, fact["pid"], fact["parent"])
+                    self._meet(by_reference[reference], on, fact["pid"])
         for line in self._record.lines():
             words = line.split()
             if words[0] == "begin" and words[1] in self._live:
-                self._meet(self._live[words[1]], f"begin {words[2].rpartition('/')[2]}", int(words[5]), None)
+                self._meet(self._live[words[1]], f"begin {words[2].rpartition('/')[2]}", int(words[5]))
 
-    def _meet(self, trial: Trial, on: str, pid: int, parent: int | None) -> None:
+    def _meet(self, trial: Trial, on: str, pid: int) -> None:
         trial.tell(f"{on} by {pid}")
         for fault in [fault for fault in trial.due if fault.on == on]:
             trial.due.remove(fault)
@@ -151,7 +152,7 @@ class Fuzz:
             return self._happened(trial, fault, answer)
         worker = next((worker for worker in self.workers if pid in _children(worker.process)), None)
         if worker is None:
-            return trial.tell(f"not {fault.what}: {pid} has gone already")
+            return self._missed(trial, fault, pid)
         if "stop" in fault.what:
             return self._stop(trial, fault, worker, pid)
         if fault.what == "kill worker":
@@ -165,9 +166,10 @@ class Fuzz:
         """Stop a child or all of a worker; never what is stopped, or was a moment ago: stops must not add up."""
         now, children = time.monotonic(), _children(worker.process)
         if pid not in children:
-            return trial.tell(f"not {fault.what}: {pid} has gone already")
+            return self._missed(trial, fault, pid)
         pids = {pid} if fault.what == "stop child" else {worker.process.pid, *children}
-        if self._called or pids & self._stopped or any(now - self._thawed.get(one, 0) < REST for one in pids):
+        called = self._called and now - self._called > PATIENT
+        if called or pids & self._stopped or any(now - self._thawed.get(one, 0) < REST for one in pids):
             return self._later(REST, lambda: self._stop(trial, fault, worker, pid))
         self._stopped |= pids
         for one in pids:
@@ -180,6 +182,10 @@ class Fuzz:
             _send(pid, signal.SIGCONT)
             self._thawed[pid] = time.monotonic()
         self._stopped -= pids
+
+    def _missed(self, trial: Trial, fault: Fault, pid: int) -> None:
+        self.counts["missed"] += 1
+        trial.tell(f"not {fault.what}: {pid} has gone already")
 
     def _happened(self, trial: Trial, fault: Fault, text: object) -> None:
         self.counts[fault.what] += 1
@@ -195,7 +201,7 @@ class Fuzz:
             " FROM safepoint.runs r WHERE run_id::text = ANY(%s)",
             list(self._live),
         )
-        self._called = any(asks for *_, asks in rows)
+        self._called = (self._called or time.monotonic()) if any(asks for *_, asks in rows) else 0.0
         for run, status, reason, holds, asks in rows:
             trial = self._live[run]
             if status != trial.status or holds != trial.is_held:
