@@ -21,10 +21,8 @@ def side(witness: Witness, monkeypatch: pytest.MonkeyPatch) -> Witness:
 
 
 def post(kind: str, reference: str, key: str = "key") -> int:
-    number: int = talk("POST", f"/{kind}", {"reference": reference, "text": "please"}, f"{key} of {reference}")[
-        "number"
-    ]
-    return number
+    answer = talk("POST", f"/{kind}", {"reference": reference, "text": "please"}, key=f"{key} of {reference}")
+    return int(answer["number"])
 
 
 def test_a_keyed_side_does_a_key_once_and_a_reference_under_two_keys_twice(side: Witness) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-__all__ = ["KINDS", "LOG", "LOOKUPS", "POSTS"]
+__all__ = ["ASKED", "KINDS", "KNOCKS", "LOG", "LOOKUPS", "POSTS"]
 
 KINDS = ("keyed", "searchable", "blind")
 # What a script may say; those with `:S` take seconds. The client is taken for gone when it closes its end.
@@ -46,6 +46,12 @@ LOOKUPS = {
     "reset": "reset the connection",
     "nonsense": "answer something that is no answer",
 }
+KNOCKS = {
+    "ok": "let the client go on",
+    "pause:S": "let the client wait for S seconds before it sends anything",
+    "down": "have the client find nobody: it sends nothing",
+}
+ASKED = ("knock", "post", "lookup")
 LOG = "downstream.jsonl"
 
 
@@ -58,8 +64,7 @@ class World:
     numbers: int = 0
     by_key: dict[str, dict[str, Any]] = field(default_factory=dict)
     by_reference: dict[str, dict[str, Any]] = field(default_factory=dict)
-    posts: Counter[str] = field(default_factory=Counter)
-    lookups: Counter[str] = field(default_factory=Counter)
+    asks: Counter[tuple[str, str]] = field(default_factory=Counter)
     scripts: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     in_flight: int = 0
 
@@ -70,15 +75,14 @@ class World:
             fact = json.loads(line)
             if fact["what"] == "done":
                 self._remember(fact)
-            elif fact["what"] in ("post", "lookup"):
-                {"post": self.posts, "lookup": self.lookups}[fact["what"]][fact["reference"]] += 1
+            elif fact["what"] in ASKED:
+                self.asks[fact["what"], fact["reference"]] += 1
 
     def asked(self, what: str, reference: str, **more: Any) -> str:
         """Write down a request and return how it is to be treated."""
         with self.lock:
-            counts = {"post": self.posts, "lookup": self.lookups}[what]
-            counts[reference] += 1
-            number = counts[reference]
+            self.asks[what, reference] += 1
+            number = self.asks[what, reference]
             script = self.scripts.get(reference, {}).get(what, [])
             behaviour = script[number - 1] if number <= len(script) else "ok"
             self._write(what=what, reference=reference, n=number, behaviour=behaviour, **more)
@@ -153,10 +157,16 @@ class Handler(BaseHTTPRequestHandler):
         if url.path == "/in-flight":
             return self._answer(200, {"in_flight": self.world.in_flight})
         given = {name: values[0] for name, values in parse_qs(url.query).items()}
-        if url.path != "/searchable" or not given:
+        if url.path not in ("/searchable", "/knock"):
             return self._answer(405, {"error": "this side cannot be asked"})
         with self._counted():
-            return self._look(given)
+            return self._look(given) if url.path == "/searchable" else self._let_in(given["reference"])
+
+    def _let_in(self, reference: str) -> None:
+        """Before a request is sent: here whoever is about to send can be met."""
+        name, _, seconds = self.world.asked("knock", reference, **self._who()).partition(":")
+        self._wait_for_the_client_to_go(float(seconds or 0))
+        self._answer(503 if name == "down" else 200, {})
 
     def _look(self, given: dict[str, str]) -> None:
         found = self.world.find(by=given["by"], value=given[given["by"]])

@@ -34,10 +34,12 @@ class TroubleError(Exception):
 # --- the client -----------------------------------------------------------------------------------------------------
 
 
-def talk(method: str, path: str, body: dict[str, Any] | None = None, key: str = "") -> Any:
+def talk(
+    method: str, path: str, body: dict[str, Any] | None = None, *, key: str = "", patience: float | None = None
+) -> Any:
     """Send a request and read the answer, as long as the client's patience lasts."""
     url = urlsplit(os.environ["OUTSIDE"])
-    connection = HTTPConnection(url.hostname or "", url.port, timeout=PATIENCE)
+    connection = HTTPConnection(url.hostname or "", url.port, timeout=patience or PATIENCE)
     headers = {"X-Pid": str(os.getpid()), "X-Parent": str(os.getppid()), "Idempotency-Key": key}
     try:
         connection.request(method, path, None if body is None else json.dumps(body), headers)
@@ -45,6 +47,8 @@ def talk(method: str, path: str, body: dict[str, Any] | None = None, key: str = 
         document = json.loads(answer.read())
     finally:
         connection.close()
+    if answer.status == 503:
+        raise ConnectionRefusedError("nobody is there")
     if answer.status == 422:
         raise RefusedError(document)
     if answer.status != 200:
@@ -55,8 +59,9 @@ def talk(method: str, path: str, body: dict[str, Any] | None = None, key: str = 
 def order(kind: str, reference: str, text: str) -> int:
     """Have it done and return its number."""
     begin()
+    talk("GET", "/knock?" + urlencode({"reference": reference}), patience=60)  # whoever waits here has sent nothing
     key = current().idempotency_key  # type: ignore[attr-defined]  # an effect's
-    return int(talk("POST", f"/{kind}", {"reference": reference, "text": text}, key)["number"])
+    return int(talk("POST", f"/{kind}", {"reference": reference, "text": text}, key=key)["number"])
 
 
 def look(by: str, reference: str) -> Lookup[int]:

@@ -57,7 +57,8 @@ def _end(trial: Trial, account: Account, done: dict[str, list[int]]) -> Iterator
         yield f"succeeded with {found}, and what was done is {done}"
     if status == "cancelled" and "cancel" not in happened:
         yield "cancelled, and nobody has asked for it"
-    if status == "failed" and not any("refuse" in script.post for script in trial.plan.scripts):
+    may_fail = any("refuse" in script.post or "down" in script.knock for script in trial.plan.scripts)
+    if status == "failed" and not may_fail:
         yield f"failed, and nobody has refused anything: {account.run['error']}"
 
 

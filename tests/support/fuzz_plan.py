@@ -22,7 +22,7 @@ assert LONGEST_STOP + LONGEST_DELAY < AUTHORITATIVE_AFTER
 
 # How often each is taken, of a hundred.
 POSTS = {
-    "ok": 30, "late": 14, "hang": 8, "delayed": 10, "500-before": 7, "500-after": 9, "reset-before": 8,
+    "ok": 28, "late": 12, "hang": 8, "delayed": 14, "500-before": 7, "500-after": 9, "reset-before": 8,
     "reset-after": 10, "refuse": 4,
 }  # fmt: skip
 LOOKUPS = {"ok": 50, "slow": 20, "500": 12, "reset": 10, "nonsense": 8}
@@ -37,6 +37,7 @@ class Script:
 
     post: tuple[str, ...]
     lookup: tuple[str, ...]
+    knock: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,8 @@ class Plan:
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: {', '.join(self.kinds)}{' at once' if self.at_once else ''}"]
         for number, script in enumerate(self.scripts):
-            lookup = (
-                f"; lookup {script.lookup[0]} × {MUTE}" if len(script.lookup) == MUTE else f"; lookup {script.lookup}"
-            )
-            lines.append(f"  effect {number}: post {script.post}{lookup if self.kinds[number] == 'searchable' else ''}")
+            lookup = f"{script.lookup[0]} × {MUTE}" if len(script.lookup) == MUTE else str(script.lookup)
+            lines.append(f"  effect {number}: knock {script.knock}, post {script.post}, lookup {lookup}")
         return "\n".join([*lines, *[f"  {fault}" for fault in self.faults]])
 
 
@@ -90,20 +89,24 @@ def _script(random: Random) -> Script:
     posts = [_post(random) for _ in range(random.choice((0, 1, 1, 2, 3)))]
     if random.random() < 0.05:
         return Script(tuple(posts), ("500",) * MUTE)
+    knocks = tuple(random.choices(("ok", "down"), weights=(88, 12), k=4))
     lookups = [_timed(random, _taken(random, LOOKUPS), {"slow": 0.8}) for _ in range(random.choice((0, 1, 2, 3)))]
-    return Script(tuple(posts), tuple(lookups))
+    return Script(tuple(posts), tuple(lookups), knocks)
 
 
 def _post(random: Random) -> str:
-    return _timed(random, _taken(random, POSTS), {"late": 2 * PATIENCE, "hang": 2 * PATIENCE, "delayed": LONGEST_DELAY})
+    longest = {"late": 2 * PATIENCE, "hang": 2 * PATIENCE, "delayed": LONGEST_DELAY}
+    return _timed(random, _taken(random, POSTS), longest)
 
 
 def _fault(random: Random, effects: int) -> Fault:
     what = _taken(random, FAULTS)
     effect = random.randrange(effects)
-    on = random.choice(
-        [*[f"post {effect} 1"] * 4, f"post {effect} 2", f"lookup {effect} 1", f"begin {random.choice(STEPS)}"]
-    )
+    requests = [
+        *[f"{on} {effect} 1" for on in ("post", "post", "post", "knock", "knock", "lookup")],
+        f"post {effect} 2",
+    ]
+    on = random.choice([*requests, f"knock {effect} 2", f"begin {random.choice(STEPS)}"])
     # A step that is no request is over in no time.
     delay = random.choice((0.0, 0.0, random.uniform(0, 0.05), random.uniform(0, PATIENCE if on[0] != "b" else 0.05)))
     length = random.choice((random.uniform(0.1, 1.0), random.uniform(2.5, LONGEST_STOP))) if "stop" in what else 0.0
@@ -121,7 +124,10 @@ def _lead_to(random: Random, scripts: list[Script], fault: Fault) -> None:
         posts[0] = random.choice(("late:1.2", "hang:1.2", "reset-before", "reset-after", "500-before", "500-after"))
     if on == "post" and random.random() < 0.7:
         posts[int(number) - 1] = under_way
-    scripts[int(place)] = Script(tuple(posts), script.lookup)
+    knocks = [*script.knock, "ok", "ok"][: max(2, len(script.knock))]
+    if on == "knock":
+        knocks[int(number) - 1] = f"pause:{PATIENCE:g}"
+    scripts[int(place)] = Script(tuple(posts), script.lookup, tuple(knocks))
 
 
 def _taken(random: Random, weights: dict[str, int]) -> str:
@@ -129,4 +135,7 @@ def _taken(random: Random, weights: dict[str, int]) -> str:
 
 
 def _timed(random: Random, name: str, longest: dict[str, float]) -> str:
-    return f"{name}:{random.uniform(0.1, longest[name]):.2f}" if name in longest else name
+    if name not in longest:
+        return name
+    # What is delayed is done when its client has gone; the rest may be either.
+    return f"{name}:{random.uniform(1.3 * PATIENCE if name == 'delayed' else 0.1, longest[name]):.2f}"

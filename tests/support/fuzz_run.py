@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from downstream import ASKED
 from effect_deaths import effects_of, resolve
 from fleet import Fleet
 from fuzz_plan import AUTHORITATIVE_AFTER, PATIENCE, Fault, Plan, plan
@@ -107,7 +108,7 @@ class Fuzz:
     def _start(self, made: Plan) -> None:
         reference = f"seed-{made.seed}-{self.fleet.id}"
         for number, script in enumerate(made.scripts):
-            self.witness.script(f"{reference}/{number}", post=script.post, lookup=script.lookup)
+            self.witness.script(f"{reference}/{number}", knock=script.knock, post=script.post, lookup=script.lookup)
         run = self.fleet.enqueue("errands", reference=reference, kinds=made.kinds, at_once=made.at_once)
         neighbours = [trial.plan.seed for trial in self._live.values()]
         trial = Trial(made, run, reference, neighbours, due=list(made.faults))
@@ -126,7 +127,7 @@ class Fuzz:
     def _watch(self) -> None:
         by_reference = {trial.reference: trial for trial in self._live.values()}
         for fact in self.witness.read():
-            if fact["what"] in ("post", "lookup"):
+            if fact["what"] in ASKED:
                 self.counts[f"{fact['what']} {fact['behaviour'].partition(':')[0]}"] += 1
                 reference, _, number = fact["reference"].rpartition("/")
                 if reference in by_reference:

@@ -65,9 +65,11 @@ class Witness:
         """End it."""
         self.process.remove(force=True)
 
-    def script(self, reference: str, *, post: Sequence[str] = (), lookup: Sequence[str] = ()) -> None:
+    def script(
+        self, reference: str, *, knock: Sequence[str] = (), post: Sequence[str] = (), lookup: Sequence[str] = ()
+    ) -> None:
         """Say how the next requests about a reference are treated, in order; after that all goes well."""
-        body = json.dumps({"post": list(post), "lookup": list(lookup)}).encode()
+        body = json.dumps({"knock": list(knock), "post": list(post), "lookup": list(lookup)}).encode()
         LOCAL.open(urllib.request.Request(f"{self.url}/script/{quote(reference)}", body, method="PUT")).close()
 
     def in_flight(self) -> int:
