@@ -59,11 +59,14 @@ class Watchdog:
         threading.Thread(target=self._run, name="safepoint-watchdog", daemon=True).start()
 
     def _run(self) -> None:
-        mine = os.getpid()
+        mine, looked = os.getpid(), time.monotonic()
         while os.getpid() == mine:
             time.sleep(TICK)
-            now = time.monotonic()
+            # Time in which the process was frozen, or got no processor, is no flow's: this thread has overslept it too.
+            now, overslept = time.monotonic(), max(0.0, time.monotonic() - looked - TICK)
+            looked = now
             with self._guard:
+                self._armed = {thread: until + overslept for thread, until in self._armed.items()}
                 for thread in [one for one, until in self._armed.items() if until < now]:
                     del self._armed[thread]
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(FlowStuck))
