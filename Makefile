@@ -5,7 +5,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 TEST_ARGS ?=
 
-.PHONY: help setup setup-demo demo test lint format bench clean
+SEEDS ?= 200
+
+.PHONY: help setup setup-demo demo test fuzz lint format bench clean
 
 help:           ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -32,6 +34,9 @@ ifeq ($(strip $(TEST_ARGS)),)
 else
 	@exec $(BIN)/pytest $(TEST_ARGS)
 endif
+
+fuzz: setup     ## runs with effects that meet kills, stops, timeouts and cancels; SEEDS=40-59 picks some
+	@exec $(BIN)/python tests/chaos/fuzz_effects.py --seeds $(SEEDS)
 
 lint: setup     ## every check that is not a test
 	$(BIN)/ruff check .
