@@ -33,7 +33,7 @@ log = structlog.get_logger("safepoint.relay")
 GRACE = 5.0  # seconds: a relay that dies between dispatch and settle costs this
 LONGEST_WAIT = 3600.0
 SOON, CROWDED = 0.02, 0.1  # seconds before the next round: after one that sent something, and after one that could not
-NAMED = frozenset({"step", "effect"})
+NAMED = frozenset({"step", "effect", "compensation"})  # a compensation goes by its effect, whose time limit it has
 
 
 def message(run_id: object, row: object) -> Message:
