@@ -390,9 +390,13 @@ def describe(error: BaseException, *, attempts: int | None = None) -> dict[str, 
     return told if attempts is None else {**told, "attempts": attempts}
 
 
+def storable(text: str) -> str:
+    """Give a text as PostgreSQL can hold it: neither a NUL nor half of a surrogate pair."""
+    return text.replace("\x00", "\\x00").encode(errors="backslashreplace").decode()
+
+
 def _message(error: BaseException) -> str:
     try:
-        # PostgreSQL's jsonb holds neither a NUL nor half of a surrogate pair.
-        return str(error).replace("\x00", "\\x00").encode(errors="backslashreplace").decode()
+        return storable(str(error))
     except Exception:  # noqa: BLE001  # a user's __str__ may raise; the type is still told
         return f"<{type(error).__name__} that cannot be shown>"

@@ -6,8 +6,10 @@ import inspect
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar, overload
 
+from ..ledger.errors import describe, storable
 from .duration import seconds
 from .step import TIMEOUT, Policy, Step
 
@@ -68,6 +70,9 @@ class Safety:
         for name in ("not_sent", "rejected"):
             given = getattr(self, name)
             kinds = given if isinstance(given, tuple) else (given,)
+            if iscoroutinefunction(given) or iscoroutinefunction(getattr(given, "__call__", None)):  # noqa: B004
+                msg = f"{name}={given!r}: a predicate is asked at once, and cannot be async"
+                raise TypeError(msg)
             if not (callable(given) or kinds == () or all(_is_error(kind) for kind in kinds)):
                 msg = f"{name}={given!r}: accepted are exception types, or a function of the exception"
                 raise TypeError(msg)
@@ -122,9 +127,9 @@ class Effect(Step[P, R_co]):
         if self.safety.external_id is None:
             return None
         try:
-            return str(self.safety.external_id(value))
+            return storable(str(self.safety.external_id(value)))
         except Exception as error:  # noqa: BLE001  # a name for people: its failure must not make a done effect unknown
-            return f"external_id() raised {type(error).__name__}: {error}"
+            return f"external_id() raised {describe(error)['type']}: {describe(error)['message']}"
 
     @overload
     def lookup(self, fn: LookupFn[P, R_co], /) -> LookupFn[P, R_co]: ...
@@ -296,7 +301,7 @@ def _is_error(kind: object) -> bool:
 def _matches(error: BaseException, errors: Errors) -> bool:
     if isinstance(errors, (type, tuple)):
         return isinstance(error, errors)
-    return bool(errors(error))
+    return errors(error) is True
 
 
 def _once(before: Callable[..., object] | None, fn: Callable[..., object], *, what: str) -> Callable[..., object]:

@@ -25,7 +25,7 @@ from ..ledger import effects
 from ..ledger.codec import Codec, Encoded
 from ..ledger.commit import Next, Result
 from ..ledger.effect_errors import ApprovalDenied
-from ..ledger.errors import SafepointError, describe
+from ..ledger.errors import SafepointError, StepTimeout, describe
 from ..ledger.key import Key
 from ..recovery.reconcile import Way
 from .advance import Advance
@@ -152,7 +152,8 @@ class Settler:
                 text = f"it gave {type(value).__name__}. Accepted: Found(result), NOT_EXECUTED, UNSURE"
                 return self._unsure(turn, {"answer": "error", "text": text}, TypeError(text), done)
             case Raised(error=error):
-                told = f"{type(error).__name__}: {error}"[:500]
+                said = describe(error)  # its text is not ours: it may raise, or be nothing that can be stored
+                told = f"{said['type']}: {said['message']}"[:500]
                 return self._unsure(turn, {"answer": "error", "text": told}, error, done)
 
     def _unsure(
@@ -280,7 +281,8 @@ class Settler:
         told = describe(error, attempts=turn.claimed.attempt)
         if done.returned:
             told |= {"outcome": "succeeded", "message": f"it was done; its result cannot be stored: {told['message']}"}
-        elif how == "send":
+        # Ours: the request may have left, whatever a declaration like OSError says of a timeout.
+        elif how == "send" and not isinstance(error, StepTimeout):
             if _says(turn.declared.safety.is_not_sent, error):
                 verdict = self._decided(turn, error)
                 if isinstance(verdict, Retry):
@@ -384,6 +386,6 @@ class Settler:
 def _says(predicate: Callable[[BaseException], bool], error: BaseException) -> bool:
     try:
         return predicate(error)
-    except Exception as broken:  # noqa: BLE001  # the user's predicate: what it cannot say stays unknown
-        log.warning("effect.predicate", error=f"{type(broken).__name__}: {broken}")
+    except BaseException as broken:  # noqa: BLE001  # the user's predicate, even if it exits: what it cannot say stays unknown
+        log.warning("effect.predicate", error=str(describe(broken)))
         return False
