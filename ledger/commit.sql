@@ -163,11 +163,12 @@ DECLARE
 BEGIN
     SELECT * INTO r FROM runs WHERE run_id = p_run;
     IF r.ending IS NULL AND r.deadline <= p_now AND r.cancel_at IS NULL THEN
-        UPDATE runs SET ending = 'failed', updated_at = p_now, error = jsonb_build_object('type', 'DeadlineExceeded',
+        UPDATE runs SET ending = 'failed', updated_at = p_now, paused_at = NULL, error = jsonb_build_object('type', 'DeadlineExceeded',
                'message', 'the deadline ' || to_char(r.deadline AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') || ' has passed')
          WHERE run_id = p_run;
         UPDATE steps SET status = 'cancelled', claim_token = NULL, due_at = NULL, reason = NULL
          WHERE run_id = p_run AND status IN ('ready', 'waiting', 'held') AND NOT binds_v1(effect_key);
+        PERFORM unpark_v1(p_run);
         -- P30: cancel travels down.
         INSERT INTO outbox_messages (tenant_id, run_id, kind, target, due_at, created_at)
             SELECT tenant_id, p_run, 'child_cancel', run_id, p_now, p_now FROM runs WHERE parent_run_id = p_run AND finished_at IS NULL;

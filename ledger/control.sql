@@ -16,6 +16,8 @@ BEGIN
     UPDATE runs SET cancel_at = instant, status = 'cancelling', updated_at = instant, holds = '{}', paused_at = NULL,
            reason = jsonb_build_object('code', 'cancelling', 'since', instant, 'text', 'cancelled by ' || coalesce(p_by, 'a person'))
      WHERE run_id = p_run;
+    -- P32: what a pause has put aside and nobody knows is settled now.
+    PERFORM unpark_v1(p_run);
     INSERT INTO outbox_messages (tenant_id, run_id, kind, target, due_at, created_at)
         SELECT tenant_id, p_run, 'child_cancel', run_id, instant, instant FROM runs WHERE parent_run_id = p_run AND finished_at IS NULL;
     IF r.state_version = 0 AND NOT EXISTS (SELECT FROM steps WHERE run_id = p_run AND status = 'running') THEN

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..config.errors import ConfigError, Problem, SafepointError
+from .text import storable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -388,11 +389,6 @@ def describe(error: BaseException, *, attempts: int | None = None) -> dict[str, 
         case _:
             pass
     return told if attempts is None else {**told, "attempts": attempts}
-
-
-def storable(text: str) -> str:
-    """Give a text as PostgreSQL can hold it: neither a NUL nor half of a surrogate pair."""
-    return text.replace("\x00", "\\x00").encode(errors="backslashreplace").decode()
 
 
 def _message(error: BaseException) -> str:

@@ -66,6 +66,7 @@ DECLARE
     gone boolean;
     poison boolean;
     parked boolean;
+    ended boolean;
 BEGIN
     SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
     SELECT * INTO s FROM steps WHERE run_id = p_run AND generation = p_generation AND path = p_path
@@ -88,7 +89,7 @@ BEGIN
     UPDATE effects SET lookups = lookups + 1, last_answer = jsonb_build_object('answer', 'error', 'text', 'who asked has died', 'at', instant, 'node', s.owner)
      WHERE idempotency_key = s.effect_key AND status = 'unknown';
     -- A missing lock or lease is no proof (P21): only a dead process sends nothing more; else the claim's own end is its last moment.
-    PERFORM doubt_effect_v1(s.effect_key, CASE WHEN p_cause IN ('child', 'released') OR (p_evidence->>'dead')::boolean THEN instant ELSE 'infinity' END,
+    ended := doubt_effect_v1(s.effect_key, CASE WHEN p_cause IN ('child', 'released') OR (p_evidence->>'dead')::boolean THEN instant ELSE 'infinity' END,
         NULL, 'scan', 'its executor is gone: ' || p_cause, instant);
     parked := r.holds <> '{}' AND NOT binds_v1(s.effect_key) AND s.kind <> 'compensation' OR r.paused_at IS NOT NULL;
     poison := p_deadly AND s.deaths + 1 > p_max_deaths;
@@ -97,7 +98,7 @@ BEGIN
            due_at = CASE WHEN parked OR poison THEN 'infinity'::timestamptz ELSE instant END,
            recoveries = s.recoveries + (p_cause NOT IN ('released', 'timeout'))::integer, deaths = s.deaths + p_deadly::integer,
            shared_deaths = s.shared_deaths + (p_cause = 'node' AND NOT p_deadly)::integer,
-           pending_error = CASE WHEN p_cause = 'timeout' AND s.effect_key IS NULL THEN jsonb_build_object('type', 'StepTimeout', 'message',
+           pending_error = CASE WHEN p_cause = 'timeout' AND (s.effect_key IS NULL OR ended) THEN jsonb_build_object('type', 'StepTimeout', 'message',
                'the attempt ran past its timeout') ELSE s.pending_error END,
            reason = CASE WHEN poison THEN jsonb_build_object('code', 'poison', 'since', instant, 'text', 'its worker died under it ' || (s.deaths + 1) || ' times') END
      WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;

@@ -32,8 +32,10 @@ BEGIN
         PERFORM doubt_effect_v1(e.idempotency_key, CASE p_error->>'type' WHEN 'StepTimeout' THEN 'infinity' ELSE instant END, p_error, p_node,
                                 coalesce(p_error->>'message', 'no answer'), instant);
     END IF;
+    IF e.status = 'unknown' AND p_error IS NOT NULL THEN UPDATE effects SET error = p_error WHERE idempotency_key = e.idempotency_key; END IF;
     IF p_answer IS NOT NULL THEN
-        UPDATE effects SET lookups = lookups + 1, last_answer = p_answer || jsonb_build_object('at', instant, 'node', p_node)
+        -- One that is not believed yet has used up nothing of the lookup's policy.
+        UPDATE effects SET lookups = lookups + (NOT p_answer ? 'early')::integer, last_answer = p_answer || jsonb_build_object('at', instant, 'node', p_node)
          WHERE idempotency_key = e.idempotency_key;
         PERFORM note_effect_v1(e.idempotency_key, e.status, p_node, 'the lookup says: ' || (p_answer->>'answer'), p_answer);
     END IF;

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar, overload
 
-from ..ledger.errors import describe, storable
+from ..ledger.errors import describe
+from ..ledger.text import storable
 from .duration import seconds
 from .step import TIMEOUT, Policy, Step
 

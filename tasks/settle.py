@@ -32,8 +32,8 @@ from .advance import Advance
 from .attempt import Job, Raised, Returned
 from .doubt import misfit, pause_of, way_of
 from .loan import Loan
-from .lookup import NOT_EXECUTED, UNSURE, Found
 from .performance import Performance, Performed
+from .question import Answer, ask
 from .retry import Retry, decide
 from .rows import request_changed
 from .signals import masked
@@ -98,6 +98,14 @@ class Settler:
                 if refused is not None:
                     return self._advance.commit(turn, Result("failed", turn.now(), error=describe(refused)))
                 return self._send(turn, how="send")
+        return self._settle(turn)
+
+    def _settle(self, turn: Turn) -> Sequence[Next]:
+        """Go on with what nobody knows."""
+        effect = turn.effect
+        if turn.claimed.pending_error is not None:  # P24: the scan ended a sending; the policy is the user's code
+            spent = Performed(Raised(StepTimeout(seconds=turn.declared.timeout)))
+            return self._raised(turn, StepTimeout(seconds=turn.declared.timeout), spent, how="send")
         match way_of(turn, lookups=effect.lookups):
             case Way.ASK:
                 return self._ask(turn)
@@ -124,47 +132,33 @@ class Settler:
 
     def _ask(self, turn: Turn) -> Sequence[Next]:
         """Ask the other side whether it has done it."""
-        step = turn.declared
-        assert step.lookup_fn is not None
-        plain = self._performance.plain(turn.claimed)
-        done = self._performance.perform(
-            Job(step.lookup_fn, iscoroutinefunction(step.lookup_fn), step.asking.timeout),
-            turn.claimed,
-            arguments=lambda: step.decode_input(plain),
-            encode=lambda answer: step.encode_result(answer.value) if isinstance(answer, Found) else None,
-        )
-        turn.notes += done.notes
-        match done.came:
-            case Returned(value=Found(value=value)):
-                assert done.encoded is not None
-                turn.artifacts += done.artifacts
-                turn.said = {
-                    "why": "the lookup says: found",
-                    "answer": {"answer": "found"},
-                    "external_id": step.named(value),
-                }
-                return self._succeed(turn, done.encoded, done)
-            case Returned(value=value) if value is NOT_EXECUTED:
-                return self._send(turn, how="send")
-            case Returned(value=value) if value is UNSURE:
-                return self._unsure(turn, {"answer": "unsure"}, None, done)
-            case Returned(value=value):
-                text = f"it gave {type(value).__name__}. Accepted: Found(result), NOT_EXECUTED, UNSURE"
-                return self._unsure(turn, {"answer": "error", "text": text}, TypeError(text), done)
-            case Raised(error=error):
-                said = describe(error)  # its text is not ours: it may raise, or be nothing that can be stored
-                told = f"{said['type']}: {said['message']}"[:500]
-                return self._unsure(turn, {"answer": "error", "text": told}, error, done)
-
-    def _unsure(
-        self, turn: Turn, answer: dict[str, Any], error: BaseException | None, done: Performed
-    ) -> Sequence[Next]:
+        answer = ask(turn, self._performance)
+        match answer.says:
+            case "found":
+                assert answer.done.encoded is not None
+                turn.artifacts += answer.done.artifacts
+                external_id = turn.declared.named(answer.value)
+                turn.said = {"why": "the lookup says: found", "answer": answer.told(), "external_id": external_id}
+                return self._succeed(turn, answer.done.encoded, answer.done)
+            case "not_executed":
+                return self._not_executed(turn, answer)
         lookups = turn.effect.lookups + 1
-        way = way_of(turn, lookups=lookups, error=error)
-        told = answer["answer"] + (f" ({answer['text']})" if "text" in answer else "")
+        way = way_of(turn, lookups=lookups, error=answer.error)
+        told = answer.says + (f" ({answer.text})" if answer.text else "")
         hold = f"its lookup was asked {lookups} times; the last answer: {told}" if way is Way.HOLD else None
-        delay = pause_of(turn, lookups=lookups, error=error) if way is Way.ASK else 0.0
-        return self._unsettle(turn, answer=answer, delay=delay or 0.0, hold=hold, done=done)
+        delay = pause_of(turn, lookups=lookups, error=answer.error) if way is Way.ASK else 0.0
+        return self._unsettle(turn, answer=answer.told(), delay=delay or 0.0, hold=hold, done=answer.done)
+
+    def _not_executed(self, turn: Turn, answer: Answer) -> Sequence[Next]:
+        """Send it, or let it fail, as the policy has said when the last sending ended; both only once it is sure."""
+        effect, last = turn.effect, turn.effect.error or {}
+        soon = effect.may_send_for + turn.declared.safety.authoritative_after  # P33: believed late
+        wait = max(soon, (last.get("delay") or 0.0) - effect.unknown_for)
+        if soon > 0 or (wait > 0 and not last.get("stopped")):
+            return self._unsettle(turn, answer=answer.told() | {"early": True}, delay=wait + 0.05, done=answer.done)
+        if last.get("stopped"):
+            return self._fail(turn, last, why=f"the lookup says: not executed; {last['stopped']}", done=answer.done)
+        return self._send(turn, how="send")
 
     # Sending.
 
@@ -240,7 +234,7 @@ class Settler:
         log.info("effect.not_sent", run=str(turn.run_id), step=turn.key.wire, answer=begun.answer)
         match begun.answer:
             case "early":
-                return self._unsettle(turn, answer={"answer": "not_executed"}, delay=begun.wait)
+                return self._unsettle(turn, answer={"answer": "not_executed", "early": True}, delay=begun.wait)
             case "expired":
                 return self._hold(turn, {"message": "the other side may have forgotten the key by now"})
             case "changed":
@@ -290,14 +284,18 @@ class Settler:
                 return self._fail(turn, told | {"stopped": verdict.text}, why=f"never sent: {verdict.text}", done=done)
             if _says(turn.declared.safety.is_rejected, error):
                 return self._fail(turn, told, why="the other side has rejected it", done=done)
-        if how == "again" or way_of(turn, lookups=0) is Way.AGAIN:
-            verdict = self._decided(turn, error)
-            if isinstance(verdict, Retry):
-                return self._unsettle(turn, error=told, delay=verdict.delay, counts=True, done=done)
-            return self._hold(turn, told | {"message": f"{told['message']} ({verdict.text})"}, done=done)
-        if way_of(turn, lookups=0) is Way.ASK:
-            return self._unsettle(turn, error=told, done=done)
-        return self._hold(turn, told, done=done)
+        way = way_of(turn, lookups=0)
+        if how == "send" and way is Way.HOLD:
+            return self._hold(turn, told, done=done)
+        # What the policy says is kept: it counts for the next sending, whether a lookup comes first or not.
+        verdict = self._decided(turn, error)
+        if isinstance(verdict, Retry):
+            delay = verdict.delay if way is Way.AGAIN else 0.0
+            return self._unsettle(turn, error=told | {"delay": verdict.delay}, delay=delay, counts=True, done=done)
+        told |= {"stopped": verdict.text}
+        if way is Way.ASK:
+            return self._unsettle(turn, error=told, counts=True, done=done)
+        return self._hold(turn, told | {"message": f"{told['message']} ({verdict.text})"}, done=done)
 
     def _decided(self, turn: Turn, error: BaseException) -> Any:
         claimed = turn.claimed

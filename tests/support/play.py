@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import time
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from ledger_clock import Clock
 from ledger_verbs import Verbs
+from safepoint.ledger.effects import begin
 from safepoint.ledger.key import Key
+from safepoint.ledger.steps import Claimed
 from workshop import Workshop
 
 __all__ = ["Play"]
@@ -41,6 +43,19 @@ class Play:
         self.shop.board.beaten(time.monotonic())
         self.shop.work(self.url, stop=stop)
         return self
+
+    def lane(self, text: str) -> str:
+        """Where a step's next claim must come from."""
+        return str(self.verbs.step(self.run, self.key(text))["lane"])
+
+    def begin(self, claimed: Claimed, *, how: Literal["send", "again"]) -> None:
+        """Begin a claimed effect, as its executor would."""
+        assert claimed.effect is not None
+        begun = begin(
+            self.verbs.connection, self.run, claimed.key, token=claimed.token, digest=claimed.effect.digest, how=how,
+            timeout=10, authoritative_after=5, key_retention=None, asked_at=claimed.db_now,
+        )  # fmt: skip
+        assert begun.answer == "begun"
 
     def key(self, text: str) -> Key:
         """Read a step key."""

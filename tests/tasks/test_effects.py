@@ -34,7 +34,7 @@ def _(what: str) -> Lookup[str]:
 
 
 @effect(
-    name="eff_keyed", idempotent=True, key_retention=100, timeout=10, wait=wait_fixed(3), stop=stop_after_attempt(3)
+    name="eff_keyed", idempotent=True, key_retention=10_000, timeout=10, wait=wait_fixed(3), stop=stop_after_attempt(3)
 )
 def keyed(what: str) -> str:
     return outside.do("keyed", what, current().idempotency_key, keyed=True)
@@ -55,10 +55,20 @@ def fails() -> None:
     raise Permanent("for a reason")
 
 
+@effect(name="eff_tried", authoritative_after=0, wait=wait_fixed(3), stop=stop_after_attempt(3))
+def tried(what: str) -> str:
+    return outside.do("tried", what, current().idempotency_key)
+
+
+@tried.lookup(stop=stop_after_attempt(1))
+def _(what: str) -> Lookup[str]:
+    return outside.look(current().idempotency_key)
+
+
 @flow(name="eff_one", version="1")
 async def one(kind: str) -> str:
     try:
-        return await {"blind": blind, "asked": asked, "keyed": keyed}[kind](what="a")
+        return await {"blind": blind, "asked": asked, "keyed": keyed, "tried": tried}[kind](what="a")
     except StepFailed as error:
         return f"failed: {error.type}"
 
@@ -227,7 +237,7 @@ def test_the_same_key_is_sent_again_within_its_retention(play: Play) -> None:
 def test_the_same_key_is_not_sent_when_the_other_side_may_have_forgotten_it(play: Play) -> None:
     outside.fail(TimeoutError(), done=True)
 
-    play.go("eff_one", kind="keyed").work(seconds=101)
+    play.go("eff_one", kind="keyed").work(seconds=10_001)
 
     assert play.row["status"] == "held"
     assert len(outside.tried("keyed")) == 1
@@ -369,3 +379,53 @@ def test_an_effect_that_was_never_sent_keeps_its_key_when_a_person_retries(play:
 
     assert play.row["status"] == "succeeded"
     assert outside.keys("blind") == [key.hex()]
+
+
+def test_what_is_not_executed_each_time_is_sent_as_often_as_the_policy_says(play: Play) -> None:
+    for _ in range(9):
+        outside.fail(RuntimeError("500"))
+
+    play.go("eff_one", kind="tried")
+    waits = 0
+    while play.row["status"] not in {"succeeded", "held"}:
+        assert play.row["status"] in {"waiting", "running"}
+        waits += 1
+        play.work(seconds=1)
+
+    assert play.row["result"] == b'"failed: RuntimeError"'
+    assert play.effect["status"] == "failed"
+    assert len(outside.tried("tried")) == 3
+    assert waits >= 6  # three seconds before each of the two repetitions
+
+
+def test_a_sending_that_runs_into_its_timeout_counts_for_the_policy(play: Play) -> None:
+    play.go("eff_one", stop="eff_keyed#1", kind="keyed")
+    for _ in range(3):
+        claimed = play.verbs.claimed(play.run, play.key("eff_keyed#1"), lane=play.lane("eff_keyed#1"))
+        play.begin(claimed, how="again" if play.effect["attempts"] else "send")
+        play.clock.forward(1000)
+        play.verbs.beat()
+        loss = Loss(play.run, claimed.key, claimed.token, Cause.TIMEOUT)
+        assert lose(play.verbs.connection, loss, lane="recovery", max_deaths=5) == "lost"
+        play.work()
+        play.clock.forward(3.1)
+
+    assert play.row["status"] == "held"
+    assert play.effect["error"]["type"] == "StepTimeout"
+
+
+@pytest.mark.parametrize("end", ["cancel", "deadline"])
+def test_what_a_pause_has_put_aside_is_settled_when_the_run_stops(play: Play, end: str) -> None:
+    outside.fail(TimeoutError(), done=True)
+    outside.answers([UNSURE])
+    play.go("eff_one", kind="asked", deadline=100)
+    control.pause(play.verbs.connection, play.run, by="ann")
+    play.work(seconds=10)
+    assert play.effect["lookups"] == 1
+
+    if end == "cancel":
+        control.cancel(play.verbs.connection, play.run, by="ann")
+    play.work(seconds=100 if end == "deadline" else 1)
+
+    assert play.row["status"] == ("failed" if end == "deadline" else "cancelled")
+    assert play.effect["status"] == "succeeded"
