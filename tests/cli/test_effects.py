@@ -112,6 +112,41 @@ def test_a_card_of_an_effect_that_cannot_be_asked_says_so(ledger: Ledger, run: R
     assert "none is declared: only a person, or a webhook, can tell" in run("effects").out
 
 
+def test_a_card_of_an_effect_that_waits_for_its_approval_has_both_answers(ledger: Ledger, run: Run) -> None:
+    waits = effect(requires_approval="role:oncall") | {"reason": {"code": "approval"}}
+    made = ledger.started(waits)
+    card, (found,) = run("effects").out, run("effects", "--json").document
+
+    assert "step open_ticket#1: WAITS for role:oncall to decide" in card
+    assert found["request_digest"] in card
+    assert [command.split()[:3] for command in found["commands"]] == [
+        ["safepoint", "approve", str(made)], ["safepoint", "deny", str(made)]
+    ]  # fmt: skip
+    assert all(command in card for command in found["commands"])
+    assert run(*shlex.split(found["commands"][1].replace("NAME", "ada"))[1:]).code == 0
+    assert "WAITS" not in run("effects").out
+
+
+def test_a_card_of_an_undoing_that_cannot_finish_may_be_settled_by_hand(ledger: Ledger, run: Run) -> None:
+    made = ledger.started(effect())
+    ledger.connection.execute("UPDATE safepoint.effects SET compensates = idempotency_key")
+    ledger.connection.execute("UPDATE safepoint.steps SET status = 'held' WHERE kind = 'effect'")
+
+    card = run("effects").out
+
+    assert "CANNOT FINISH, and was not sent: it may be done by hand" in card
+    assert f"safepoint effects resolve {key_of(ledger, made)[:16]} --succeeded" in card
+
+
+def test_a_card_says_until_when_a_request_may_still_arrive(ledger: Ledger, run: Run) -> None:
+    unknown(ledger, authoritative_after=3600)
+    late = run("effects").out
+    ledger.connection.execute("UPDATE safepoint.effects SET declared = '{}', may_send_until = now() - interval '1 min'")
+
+    assert "it may still arrive until 20" in late
+    assert "it may still arrive" not in run("effects").out
+
+
 def test_the_document_has_what_the_contract_names(ledger: Ledger, run: Run) -> None:
     made, key = unknown(ledger, runbook="https://runbooks/tickets")
 
