@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from journeys import begin, dwell, gate
-from safepoint import NOT_EXECUTED, UNSURE, Found, Lookup, current, effect, flow, gather, step
+from safepoint import NOT_EXECUTED, UNSURE, Found, Lookup, Permanent, current, effect, flow, gather, step
 from safepoint.tasks.effect import Effect
 from tenacity import stop_after_attempt, wait_fixed
 
@@ -117,6 +117,15 @@ EVERYDAY = {
     kind: make(kind, name=f"everyday_{kind}", lane="online", by="reference", timeout=3.0)
     for kind in ("keyed", "searchable", "blind")
 }
+booked = make("keyed", name="booked", lane="front")
+
+
+@booked.compensate
+def unbook(number: int) -> int:
+    """Take it back: a request of its own, under a key of its own."""
+    return order("keyed", f"undo {number}", "undo")
+
+
 fickle_order = make("keyed", name="fickle_order", lane="front")
 
 
@@ -162,3 +171,11 @@ async def fickle(reference: str) -> list[int]:
     await dwell(f"{reference}-go")  # by the victim: who goes on has not seen what follows
     text = "another request" if gate(reference).exists() else "the request"
     return await file([await fickle_order(reference, text)])
+
+
+@flow
+async def regret(reference: str) -> None:
+    """Two bookings, and then a failure: both are to be taken back."""
+    numbers = [await booked(f"{reference}/{n}", "book") for n in (1, 2)]
+    await file(numbers)
+    raise Permanent("for a reason")
