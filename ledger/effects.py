@@ -68,8 +68,8 @@ class Begun:
     """Whether an effect may be sent now.
 
     `begun`: it is `executing`, durably. Else nothing may leave: `lost` (the claim fell), `changed` (not the frozen
-    request), `unapproved`, `settled`, `early` (a "not executed" counts only in `wait` seconds), `held`, `stopping`,
-    `expired` (the other side may have forgotten the key).
+    request), `unapproved`, `settled`, `evidence` (it is known to have succeeded), `early` (a "not executed" counts only
+    in `wait` seconds), `held`, `stopping`, `expired` (the other side may have forgotten the key).
     """
 
     answer: str

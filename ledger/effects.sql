@@ -63,7 +63,7 @@ $$;
 
 -- G6, P33: the last word before the send, durable before anything leaves. `send` is a first sending (or one after "not executed"), `again` the same
 -- key once more although it may have been executed. p_asked_at: an instant of this clock before the lookup was begun that said "not executed".
--- Answers: begun, lost, changed (not the frozen request), unapproved, settled, early (wait), held, stopping, expired (retention).
+-- Answers: begun, lost, changed (not the frozen request), unapproved, settled, evidence (of success), early (wait), held, stopping, expired (retention).
 CREATE FUNCTION safepoint.begin_effect_v1(
     p_run uuid, p_generation integer, p_path text, p_step text, p_iteration integer, p_token uuid, p_digest bytea, p_how text,
     p_timeout double precision, p_after double precision, p_retention double precision, p_asked_at timestamptz
@@ -96,6 +96,9 @@ BEGIN
         WHEN e.request_digest <> p_digest THEN 'changed'
         WHEN e.declared->>'requires_approval' IS NOT NULL AND NOT coalesce(e.decision->>'outcome' = 'approved'
              AND e.decision->>'digest' = encode(p_digest, 'hex'), false) THEN 'unapproved'
+        -- P34: who knows that it succeeded is not overruled by a lookup that has not heard of it yet.
+        WHEN p_how = 'send' AND e.attempts > 0 AND EXISTS (SELECT FROM effect_history h WHERE h.idempotency_key = e.idempotency_key
+             AND h.evidence->>'outcome' = 'succeeded') THEN 'evidence'
         WHEN p_how = 'send' AND e.status = 'unknown'
              AND p_asked_at < e.may_send_until + make_interval(secs => p_after) THEN 'early'
         WHEN p_how = 'again' AND p_retention IS NOT NULL

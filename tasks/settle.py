@@ -235,6 +235,10 @@ class Settler:
         match begun.answer:
             case "early":
                 return self._unsettle(turn, answer={"answer": "not_executed", "early": True}, delay=begun.wait)
+            case "evidence":
+                return self._hold(
+                    turn, {"message": "its executor knows that it was done, and its result is not stored"}
+                )
             case "expired":
                 return self._hold(turn, {"message": "the other side may have forgotten the key by now"})
             case "changed":

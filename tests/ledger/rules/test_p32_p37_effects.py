@@ -343,3 +343,12 @@ def test_p08_a_restored_ledger_believes_no_pending_effect(sent: Sent) -> None:
     assert sent.status == "unknown"
     sent.clock.forward(AFTER + 1)
     assert sent.begin(sent.claim()) == "early"  # a begin that was lost may be executing
+
+
+def test_p34_a_lookup_that_has_not_heard_of_it_does_not_overrule_who_knows(sent: Sent) -> None:
+    claimed = sent.claim()
+    sent.begin(claimed)
+    sent.unsettle(claimed, error={"type": "ValueNotEncodable", "message": "m", "outcome": "succeeded"})
+    sent.clock.forward(AFTER + 1)
+
+    assert sent.begin(sent.claim()) == "evidence"
