@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from http.client import HTTPException
 
 import errands
@@ -87,15 +88,14 @@ def test_what_was_done_survives_the_death_of_its_process(
     side: Witness, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path_factory.mktemp("mortal")
-    mortal = Witness.start(folder)
-    monkeypatch.setenv("OUTSIDE", mortal.url)
-    number = post("keyed", "again")
-    mortal.process.kill()
+    with closing(Witness.start(folder)) as mortal:
+        monkeypatch.setenv("OUTSIDE", mortal.url)
+        number = post("keyed", "again")
+        mortal.process.kill()
 
-    heir = Witness.start(folder)
-    monkeypatch.setenv("OUTSIDE", heir.url)
-    repeated = post("keyed", "again")
-    heir.close()
+    with closing(Witness.start(folder)) as heir:
+        monkeypatch.setenv("OUTSIDE", heir.url)
+        repeated = post("keyed", "again")
 
     assert repeated == number
     assert heir.numbers("again") == [number]
