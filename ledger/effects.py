@@ -38,6 +38,7 @@ class Effect:
     unknown_for: float
     first_sent_ago: float | None
     may_send_for: float
+    is_done: bool
     data: bytes | None = None
     encoding: str | None = None
 
@@ -58,6 +59,7 @@ class Effect:
             float(facts["unknown_for"] or 0.0),
             None if facts["first_sent_ago"] is None else float(facts["first_sent_ago"]),
             float(facts["may_send_for"] or 0.0),
+            facts["is_done"],
             data,
             encoding,
         )

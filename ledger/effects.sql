@@ -52,13 +52,19 @@ BEGIN
     RETURN made;
 END $$;
 
+-- P34: somebody who executed it knows that it succeeded, whatever has become of the result.
+CREATE FUNCTION safepoint.is_done_v1(p_key bytea) RETURNS boolean LANGUAGE sql STABLE
+SET search_path = safepoint, pg_temp AS $$
+    SELECT EXISTS (SELECT FROM effect_history WHERE idempotency_key = p_key AND evidence->>'outcome' = 'succeeded')
+$$;
+
 -- What a claimer is told of its effect.
 CREATE FUNCTION safepoint.effect_facts_v1(e safepoint.effects, p_now timestamptz) RETURNS jsonb LANGUAGE sql STABLE
 SET search_path = safepoint, pg_temp AS $$
     SELECT jsonb_build_object('key', encode(e.idempotency_key, 'hex'), 'reference', e.reference, 'status', e.status, 'version', e.version,
         'attempts', e.attempts, 'lookups', e.lookups, 'digest', encode(e.request_digest, 'hex'), 'decision', e.decision, 'error', e.error,
         'compensates', encode(e.compensates, 'hex'), 'unknown_for', extract(epoch FROM p_now - e.unknown_since),
-        'first_sent_ago', extract(epoch FROM p_now - e.first_sent_at), 'may_send_for', extract(epoch FROM e.may_send_until - p_now))
+        'first_sent_ago', extract(epoch FROM p_now - e.first_sent_at), 'may_send_for', extract(epoch FROM e.may_send_until - p_now), 'is_done', is_done_v1(e.idempotency_key))
 $$;
 
 -- G6, P33: the last word before the send, durable before anything leaves. `send` is a first sending (or one after "not executed"), `again` the same
@@ -97,8 +103,7 @@ BEGIN
         WHEN e.declared->>'requires_approval' IS NOT NULL AND NOT coalesce(e.decision->>'outcome' = 'approved'
              AND e.decision->>'digest' = encode(p_digest, 'hex'), false) THEN 'unapproved'
         -- P34: who knows that it succeeded is not overruled by a lookup that has not heard of it yet.
-        WHEN p_how = 'send' AND e.attempts > 0 AND EXISTS (SELECT FROM effect_history h WHERE h.idempotency_key = e.idempotency_key
-             AND h.evidence->>'outcome' = 'succeeded') THEN 'evidence'
+        WHEN p_how = 'send' AND e.attempts > 0 AND is_done_v1(e.idempotency_key) THEN 'evidence'
         WHEN p_how = 'send' AND e.status = 'unknown'
              AND p_asked_at < e.may_send_until + make_interval(secs => p_after) THEN 'early'
         WHEN p_how = 'again' AND p_retention IS NOT NULL

@@ -184,7 +184,7 @@ BEGIN
         WHEN e.status = 'pending' AND NOT stuck THEN 'pending'
         -- P33: a person who has looked and found nothing may have looked before the request arrived.
         WHEN p_verdict <> 'succeeded' AND e.status = 'unknown' AND instant < surely THEN 'early'
-        WHEN p_verdict <> 'succeeded' AND EXISTS (SELECT FROM effect_history h WHERE h.idempotency_key = p_key AND h.evidence->>'outcome' = 'succeeded') THEN 'evidence'
+        WHEN p_verdict <> 'succeeded' AND is_done_v1(p_key) THEN 'evidence'
         ELSE 'resolved' END;
     IF answer = 'early' THEN
         text := to_char(surely AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC';
