@@ -103,6 +103,8 @@ def _card(effect: Document) -> list[str]:
     headline = f"WAITS for {_role(effect)} to decide" if asked else "NOBODY KNOWS whether it was executed"
     if effect["status"] == "pending" and not asked:
         headline = "CANNOT FINISH, and was not sent: it may be done by hand"
+    if isinstance(effect["error"], Mapping) and effect["error"].get("outcome") == "succeeded":
+        headline = "WAS EXECUTED, and what it gave could not be stored"
     facts = {
         "run": f"{effect['run_id']}  ({effect['run_status']}, tenant {effect['tenant']})",
         "key": effect["idempotency_key"],

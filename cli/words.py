@@ -91,6 +91,8 @@ def next_command(run: Document, why: Document) -> str:
     match run["status"]:
         case "succeeded":
             return f"safepoint show {id_} --json"
+        case "failed" if not _is_retried(run):
+            return f"safepoint show {id_} --json"
         case "failed":
             return f"safepoint retry {id_}"
         case "cancelled":
@@ -98,6 +100,13 @@ def next_command(run: Document, why: Document) -> str:
     if why["reasons"] and (run["status"] == "held" or not why["running"]):
         return str(why["reasons"][0]["next"])
     return f"safepoint watch {id_}"
+
+
+def _is_retried(run: Document) -> bool:
+    """Whether `retry` would be taken: not past its deadline, nor when what it did has been undone."""
+    error = run["error"] if isinstance(run["error"], Mapping) else {}
+    undone = any("compensate:" in str(effect["key"]) for effect in run.get("effects", ()))
+    return error.get("type") != "DeadlineExceeded" and not undone
 
 
 def lines_of(event: Document) -> str:

@@ -9,7 +9,7 @@ from ledger_verbs import key
 from outside import Outside, Refused
 from play import Play
 from safepoint import UNSURE, Found, Lookup, Permanent, current, effect, flow, step
-from safepoint.errors import StepFailed
+from safepoint.errors import StepFailed, StepTimeout
 from safepoint.ledger import control
 from safepoint.ledger.effects import unsettle
 from safepoint.ledger.steps import Cause, Loss, lose
@@ -65,10 +65,15 @@ def _(what: str) -> Lookup[str]:
     return outside.look(current().idempotency_key)
 
 
+@effect(name="eff_wide", not_sent=(OSError,), rejected=(TimeoutError,), stop=stop_after_attempt(3))
+def wide(what: str) -> str:
+    return outside.do("wide", what, current().idempotency_key)
+
+
 @flow(name="eff_one", version="1")
 async def one(kind: str) -> str:
     try:
-        return await {"blind": blind, "asked": asked, "keyed": keyed, "tried": tried}[kind](what="a")
+        return await {"blind": blind, "asked": asked, "keyed": keyed, "tried": tried, "wide": wide}[kind](what="a")
     except StepFailed as error:
         return f"failed: {error.type}"
 
@@ -429,3 +434,12 @@ def test_what_a_pause_has_put_aside_is_settled_when_the_run_stops(play: Play, en
 
     assert play.row["status"] == ("failed" if end == "deadline" else "cancelled")
     assert play.effect["status"] == "succeeded"
+
+
+def test_our_own_timeout_is_no_error_that_a_declaration_means(play: Play) -> None:
+    outside.fail(StepTimeout(seconds=1), done=True)
+
+    play.go("eff_one", kind="wide").work(seconds=1000)
+
+    assert play.row["status"] == "held"
+    assert outside.count("wide") == 1
