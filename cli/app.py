@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from . import approve, control, database, demo, effects, fleet, processes, reading, replay, up, watch
+from . import approve, budget, control, database, demo, effects, fleet, processes, reading, replay, up, watch
 from .console import complain
 from .enqueue import enqueue, with_endless_wait
 from .options import LogForm, use_log
@@ -30,7 +30,7 @@ VERBS: tuple[Callable[..., None], ...] = (
     *(demo.demo, up.up, enqueue),
     *(reading.runs, reading.show, reading.why, watch.watch, replay.replay, fleet.nodes, fleet.lanes, fleet.versions),
     *(approve.approve, approve.deny),
-    *(control.cancel, control.pause, control.resume, control.retry, control.signal, control.sweep),
+    *(control.cancel, control.pause, control.resume, control.retry, control.signal, control.sweep, budget.budget),
     *(processes.worker, processes.relay, processes.beat, processes.flower),
 )
 for verb in VERBS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any
+from uuid import UUID
 
 import typer
 
@@ -87,12 +88,16 @@ def _coloured(status: str) -> Any:
 
 def show(run: RunId, *, as_json: Json = False) -> None:
     """Show where a run stands, and what to type next."""
+    from ..ledger.views import read_budget  # noqa: PLC0415  # as above
+
     found, explained = _read(run)
     if as_json:
         document(found)
         return
     say(verdict(found, explained), f"Next: {next_command(found, explained)}", "")
-    _show_facts(found)
+    with reading() as connection:
+        shared = read_budget(connection, UUID(found["run_id"]))
+    _show_facts(found, shared)
     visible = [step for step in found["steps"] if step["kind"] not in INTERNAL]
     if visible:
         names = ("STEP", "STATUS", "#ATTEMPT", "#RUNS", "#RECOVERED", "#TOKENS", "NODE", "STARTED", "COMMITTED")
@@ -114,22 +119,38 @@ def _read(run: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return found, explained
 
 
-def _show_facts(run: Mapping[str, Any]) -> None:
+def _show_facts(run: Mapping[str, Any], shared: Mapping[str, Any] | None) -> None:
     budget, spent, wasted = run["budget"], run["spent"], run["wasted"]
-    of = f" of {budget['tokens']:,}" if isinstance(budget["tokens"], int) else ""
-    lost = f", {wasted['tokens']:,} of them in attempts that failed" if wasted["tokens"] else ""
+    shared = shared or {"spent": spent, "reserved": {"tokens": 0, "usd": 0.0}}
+    lost = f", {wasted['tokens']:,} of them wasted in attempts that failed or died" if wasted["tokens"] else ""
+    lost_usd = f", {wasted['usd']:.4f} of it wasted" if wasted["usd"] else ""
+    parts = {
+        name: _of_budget(spent[name], shared["spent"][name], shared["reserved"][name], budget[name], form=form)
+        for name, form in (("tokens", ",d"), ("usd", ",.4f"))
+    }
     facts = {
         "run": run["run_id"],
         "tenant": run["tenant"],
         "tags": " ".join(f"{name}={value}" for name, value in run["tags"].items()) if run["tags"] else "",
         "deadline": run["deadline"],
-        "tokens": f"{spent['tokens']:,}{of}{lost}" if spent["tokens"] or of else "",
-        "usd": f"{spent['usd']:.4f}" if spent["usd"] else "",
+        "tokens": f"{parts['tokens']}{lost}" if spent["tokens"] or budget["tokens"] is not None else "",
+        "usd": f"{parts['usd']}{lost_usd}" if spent["usd"] or budget["usd"] is not None else "",
+        "retries": f"{spent['retries']} of {budget['retries']}" if budget["retries"] is not None else "",
         "input": short(run["input"]),
         "result": "" if run["result"] is None else short(run["result"]),
         "events": str(run["events"]),
     }
     say(*(f"{name:<9} {value}" for name, value in facts.items() if value))
+
+
+def _of_budget(spent: float, together: float, reserved: float, limit: float | None, *, form: str) -> str:
+    """Say what was spent of how much, and by whom."""
+    if limit is None:
+        return f"{spent:{form}}"
+    whole = type(spent)(limit)
+    others = f" ({together:{form}} with the runs that share the budget)" if together != spent else ""
+    held = f", {reserved:{form}} reserved by running steps" if reserved else ""
+    return f"{spent:{form}}{others} of {whole:{form}}{held}"
 
 
 def _step_row(step: Mapping[str, Any]) -> tuple[Any, ...]:

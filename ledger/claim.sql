@@ -24,6 +24,7 @@ DECLARE
     again boolean := false;
     e effects%ROWTYPE;
     settles boolean := false;
+    purse jsonb;
 BEGIN
     SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
     IF NOT FOUND THEN
@@ -57,6 +58,11 @@ BEGIN
     ELSIF n.alone IS NOT NULL AND EXISTS (SELECT FROM steps x WHERE x.owner = p_node AND x.claim_token = n.alone AND x.status = 'running') THEN no := 'alone';
     ELSIF s.shared_deaths >= 2 AND EXISTS (SELECT FROM steps x WHERE x.owner = p_node AND x.status = 'running') THEN no := 'alone';
     END IF;
+    -- G7: budgets come last in the order of locks. Where nothing is left the claim is given, so that its flow hears of it.
+    IF no IS NULL AND r.budget_id IS NOT NULL AND s.kind IN ('step', 'effect', 'compensation') THEN
+        purse := reserve_v1(r.budget_id, s, settles OR s.cleanup, again, instant);
+        IF purse ? 'waits' THEN no := 'budget'; END IF;
+    END IF;
     IF no IS NOT NULL THEN
         -- P14: a refusal never moves due_at later; one that only this node gives sends the step on its way again.
         IF no IN ('draining', 'version', 'alone') THEN
@@ -65,11 +71,15 @@ BEGIN
         END IF;
         answer := 'refused'; reason := no; PERFORM settle_v1(p_settle); RETURN NEXT; RETURN;
     END IF;
-    IF s.effect_key IS NULL THEN PERFORM set_config('synchronous_commit', 'off', true); END IF;
+    -- P38: what is reserved must not be forgotten while its executor spends it.
+    IF s.effect_key IS NULL AND NOT coalesce(purse ? 'reserved', false) THEN PERFORM set_config('synchronous_commit', 'off', true); END IF;
     IF NOT again THEN
         UPDATE steps SET status = 'running', reason = NULL, due_at = NULL, claim_token = p_token, epoch = s.epoch + 1, owner = p_node,
                owner_pid = p_pid, owner_pid_start = p_pid_start, claimed_at = instant, claimed_from = s.lane, lane = s.home_lane,
-               expires_at = instant + make_interval(secs => p_timeout), first_claimed_at = coalesce(s.first_claimed_at, instant)
+               expires_at = instant + make_interval(secs => p_timeout), first_claimed_at = coalesce(s.first_claimed_at, instant),
+               reserved_tokens = CASE WHEN purse IS NULL OR purse ? 'reserved' THEN coalesce((s.reserve->>'tokens')::bigint, 0) ELSE 0 END,
+               reserved_usd = CASE WHEN purse IS NULL OR purse ? 'reserved' THEN coalesce((s.reserve->>'usd')::numeric, 0) ELSE 0 END,
+               lost_tokens = 0, lost_usd = 0
          WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration
          RETURNING epoch, first_claimed_at INTO s.epoch, s.first_claimed_at;
         IF s.shared_deaths >= 2 THEN UPDATE nodes SET alone = p_token WHERE node_id = p_node; END IF;
@@ -77,7 +87,7 @@ BEGIN
             UPDATE runs SET status = 'running', reason = NULL, updated_at = instant WHERE run_id = p_run;
         END IF;
     END IF;
-    answer := 'claimed'; kind := s.kind; epoch := s.epoch; attempt := s.attempt; recoveries := s.recoveries; tokens_so_far := s.tokens;
+    answer := 'claimed'; kind := s.kind; epoch := s.epoch; attempt := s.attempt; recoveries := s.recoveries; tokens_so_far := s.tokens + s.wasted_tokens;
     input := coalesce(e.request, s.input); input_encoding := coalesce(e.request_encoding, s.input_encoding); input_hash := s.input_hash; pending_error := s.pending_error;
     outcome := s.outcome; outcome_data := s.outcome_data; outcome_encoding := s.outcome_encoding;
     first_claimed_at := s.first_claimed_at; dispatched_at := s.dispatched_at; db_now := instant;
@@ -86,6 +96,7 @@ BEGIN
     run := jsonb_build_object('tenant', r.tenant_id, 'flow', r.flow, 'version', r.workflow_version, 'deadline', r.deadline,
         'budget', r.budget, 'spent_tokens', r.spent_tokens, 'spent_usd', r.spent_usd, 'spent_retries', r.spent_retries,
         'versions', r.versions, 'tags', r.tags, 'created_at', r.created_at, 'cancel_at', r.cancel_at, 'conversation', r.conversation_id, 'alone', s.shared_deaths >= 2,
+        'purse', purse, 'usd_so_far', (s.usd + s.wasted_usd)::text,
         -- Nothing follows from a step of such a run: its outcome is stored, the flow does not go on (P29).
         'still', r.holds <> '{}' OR r.ending IS NOT NULL OR r.cancel_at IS NOT NULL AND NOT s.cleanup OR coalesce(r.deadline <= instant, false) AND NOT s.cleanup);
     IF e.idempotency_key IS NOT NULL THEN
@@ -97,7 +108,7 @@ BEGIN
            array_agg(h.iteration ORDER BY h.commit_seq), array_agg(h.kind ORDER BY h.commit_seq), array_agg(h.status ORDER BY h.commit_seq),
            array_agg(h.input_hash ORDER BY h.commit_seq), array_agg(h.result ORDER BY h.commit_seq),
            array_agg(h.result_encoding ORDER BY h.commit_seq), jsonb_agg(h.error ORDER BY h.commit_seq), array_agg(h.at ORDER BY h.commit_seq),
-           array_agg(h.tokens ORDER BY h.commit_seq), array_agg(h.usd ORDER BY h.commit_seq)
+           array_agg(h.tokens + h.wasted_tokens ORDER BY h.commit_seq), array_agg(h.usd + h.wasted_usd ORDER BY h.commit_seq)
       INTO h_seq, h_path, h_step, h_iteration, h_kind, h_status, h_hash, h_result, h_encoding, h_error, h_at, h_tokens, h_usd
       FROM steps h WHERE h.run_id = p_run AND h.commit_seq > seen AND h.generation = r.generation AND h.kind <> 'compensation';
     PERFORM settle_v1(p_settle);

@@ -174,15 +174,18 @@ def retry(  # noqa: PLR0913  # as above
     usd: Decimal = Decimal(0),
     notes: Sequence[dict[str, Any]] = (),
     counts: bool = True,
+    hold: dict[str, Any] | None = None,
 ) -> Answer:
     """End an attempt that the policy repeats after `delay` seconds; the delay is a row, the spending is kept apart
     as wasted. Of an effect: one that was certainly not sent. `counts` says whether the attempt counts for the policy.
+    Where the run's budget of retries is used up the run is held with `hold`; without one it answers `budget`, and
+    nothing is written.
     """
     row = connection.execute(
-        "SELECT * FROM safepoint.retry_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+        "SELECT * FROM safepoint.retry_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
         (
             *(run_id, key.generation, key.path, key.step_id, key.iteration, token, _json(error), delay, tokens, usd),
-            *(_json(list(notes) or None), node, counts),
+            *(_json(list(notes) or None), node, counts, _json(hold)),
         ),
     ).fetchone()
     return Answer("lost" if row is None else row[0])

@@ -49,7 +49,11 @@ BEGIN
     UPDATE steps SET status = p_status, reason = NULL, claim_token = NULL, committed_token = p_token, due_at = NULL, owner = NULL,
            dispatched_at = NULL, result = p_result, result_encoding = p_encoding, result_digest = p_digest, error = p_error, at = p_at,
            commit_seq = r.state_version + 1, committed_at = instant, committed_by = p_node, pending_error = NULL,
-           tokens = tokens + p_tokens, usd = usd + p_usd
+           reserved_tokens = 0, reserved_usd = 0,
+           -- What a failed attempt has cost is kept apart, as that of one that is repeated.
+           tokens = tokens + CASE p_status WHEN 'failed' THEN 0 ELSE p_tokens END, usd = usd + CASE p_status WHEN 'failed' THEN 0 ELSE p_usd END,
+           wasted_tokens = wasted_tokens + CASE p_status WHEN 'failed' THEN p_tokens ELSE 0 END,
+           wasted_usd = wasted_usd + CASE p_status WHEN 'failed' THEN p_usd ELSE 0 END
      WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;
     -- Its worker was dead, and yet it has committed: no poison. What else holds the run stays (P29).
     IF s.status = 'held' AND NOT EXISTS (SELECT FROM steps WHERE run_id = p_run AND status = 'held') THEN
@@ -80,6 +84,8 @@ BEGIN
             SELECT FROM steps k WHERE k.run_id = p_run AND k.generation = r.generation AND k.path = v->>'path' AND k.step_id = v->>'step'
                AND k.iteration = (v->>'iteration')::integer));
     END IF;
+    -- A child, or the next generation, is told what is left after this step.
+    IF r.budget_id IS NOT NULL AND NOT stopping THEN r.budget := left_v1(r, p_tokens, p_usd); END IF;
     IF NOT stopping AND p_next IS NOT NULL AND jsonb_array_length(p_next) > 0 THEN
         next_rows := insert_steps_v1(r.run_id, r.generation, r.tenant_id, p_next, p_grace, r.holds <> '{}' OR r.paused_at IS NOT NULL OR p_hold IS NOT NULL,
                                      s.cleanup, instant, r);
@@ -97,6 +103,8 @@ BEGIN
     UPDATE runs SET state_version = r.state_version + 1, holds = r.holds, updated_at = instant, event_seq = event_seq + jsonb_array_length(log),
            completed_steps = completed_steps + (s.kind IN ('step', 'effect') AND p_status = 'succeeded')::integer,
            spent_tokens = spent_tokens + p_tokens, spent_usd = spent_usd + p_usd,
+           wasted_tokens = wasted_tokens + CASE p_status WHEN 'failed' THEN p_tokens ELSE 0 END,
+           wasted_usd = wasted_usd + CASE p_status WHEN 'failed' THEN p_usd ELSE 0 END,
            status = CASE WHEN r.status = 'queued' THEN 'running' ELSE r.status END,
            current_node = coalesce(next_rows->0->>'key', current_node),
            plan = CASE WHEN p_notes IS NULL THEN plan ELSE jsonb_path_query_array(plan || p_notes, '$[last - 49 to last]') END,
@@ -122,6 +130,7 @@ BEGIN
     ELSIF fresh <> 'running' OR wait OR next_rows IS NULL OR late THEN
         fresh := refresh_v1(p_run);
     END IF;
+    PERFORM spend_v1(r.budget_id, s, p_tokens, p_usd, 0);
     answer := 'committed'; state_version := r.state_version + 1; status := fresh;
     PERFORM settle_v1(p_settle);
     RETURN NEXT;
@@ -179,7 +188,8 @@ END $$;
 -- An attempt failed and the policy says again: the delay is a row, the lane its own (P9); spending is kept apart as wasted.
 CREATE FUNCTION safepoint.retry_v1(
     p_run uuid, p_generation integer, p_path text, p_step text, p_iteration integer, p_token uuid,
-    p_error jsonb, p_delay double precision, p_tokens bigint, p_usd numeric, p_notes jsonb, p_node text, p_counts boolean DEFAULT true
+    p_error jsonb, p_delay double precision, p_tokens bigint, p_usd numeric, p_notes jsonb, p_node text, p_counts boolean DEFAULT true,
+    p_hold jsonb DEFAULT NULL
 ) RETURNS TABLE (answer text, ready_at timestamptz) LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 #variable_conflict use_column
@@ -198,7 +208,12 @@ BEGIN
     IF s.run_id IS NULL OR r.finished_at IS NOT NULL OR s.claim_token IS DISTINCT FROM p_token OR s.status NOT IN ('running', 'ready', 'held') THEN
         answer := 'lost'; RETURN NEXT; RETURN;
     END IF;
-    parked := r.holds <> '{}' AND s.kind <> 'compensation' OR r.paused_at IS NOT NULL;
+    IF p_counts AND s.kind <> 'compensation' AND r.budget_id IS NOT NULL AND NOT may_retry_v1(r.budget_id) THEN
+        IF p_hold IS NULL THEN answer := 'budget'; RETURN NEXT; RETURN; END IF;
+    ELSE
+        p_hold := NULL;
+    END IF;
+    parked := p_hold IS NOT NULL OR r.holds <> '{}' AND s.kind <> 'compensation' OR r.paused_at IS NOT NULL;
     ready_at := instant + make_interval(secs => p_delay);
     -- Of an effect only what has certainly not left is tried again like any step.
     UPDATE effects SET status = 'pending', version = version + 1, error = p_error WHERE idempotency_key = s.effect_key AND status = 'executing';
@@ -208,7 +223,7 @@ BEGIN
            due_at = CASE WHEN parked THEN 'infinity' ELSE instant + make_interval(secs => p_delay) END,
            reason = jsonb_build_object('code', 'retry', 'since', instant, 'text', 'attempt ' || (s.attempt + p_counts::integer) || ' after ' || coalesce(p_error->>'type', 'an error'),
                'until', instant + make_interval(secs => p_delay)),
-           wasted_tokens = wasted_tokens + p_tokens, wasted_usd = wasted_usd + p_usd
+           wasted_tokens = wasted_tokens + p_tokens, wasted_usd = wasted_usd + p_usd, reserved_tokens = 0, reserved_usd = 0
      WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;
     UPDATE runs SET spent_tokens = spent_tokens + p_tokens, spent_usd = spent_usd + p_usd, wasted_tokens = wasted_tokens + p_tokens,
            wasted_usd = wasted_usd + p_usd, spent_retries = spent_retries + p_counts::integer, updated_at = instant,
@@ -224,16 +239,21 @@ BEGIN
         UPDATE steps SET status = 'cancelled', due_at = NULL, reason = NULL WHERE run_id = p_run AND generation = p_generation
             AND path = p_path AND step_id = p_step AND iteration = p_iteration;
         PERFORM stop_v1(p_run, instant);
+    ELSIF p_hold IS NOT NULL THEN
+        PERFORM hold_v1(p_run, p_hold->>'code', p_hold->>'text', p_hold->>'next', p_hold->'detail');
     ELSE
         PERFORM refresh_v1(p_run);
     END IF;
+    PERFORM spend_v1(r.budget_id, s, p_tokens, p_usd, p_counts::integer);
     answer := 'retried';
     RETURN NEXT;
 END $$;
 
--- A claim given back without an outcome: the worker drains, the flow diverges, its version is missing. No attempt, no recovery is counted (P22).
+-- A claim given back without an outcome: the worker drains, the flow diverges, its version is missing. No attempt, no recovery is counted (P22); what it
+-- has spent all the same is wasted.
 CREATE FUNCTION safepoint.release_v1(
-    p_run uuid, p_generation integer, p_path text, p_step text, p_iteration integer, p_token uuid, p_why text, p_hold jsonb, p_delay double precision
+    p_run uuid, p_generation integer, p_path text, p_step text, p_iteration integer, p_token uuid, p_why text, p_hold jsonb, p_delay double precision,
+    p_tokens bigint DEFAULT 0, p_usd numeric DEFAULT 0
 ) RETURNS text LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
@@ -250,8 +270,13 @@ BEGIN
     UPDATE steps SET status = 'ready', claim_token = NULL, committed_token = p_token, owner = NULL, lane = s.home_lane, dispatched_at = NULL, dispatches = 0,
            ready_at = instant + make_interval(secs => p_delay),
            due_at = CASE WHEN r.paused_at IS NOT NULL OR r.holds <> '{}' AND NOT binds_v1(s.effect_key) AND s.kind <> 'compensation' THEN 'infinity'
-                    ELSE instant + make_interval(secs => p_delay) END
+                    ELSE instant + make_interval(secs => p_delay) END,
+           wasted_tokens = wasted_tokens + p_tokens, wasted_usd = wasted_usd + p_usd, reserved_tokens = 0, reserved_usd = 0
      WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;
+    IF p_tokens <> 0 OR p_usd <> 0 THEN
+        UPDATE runs SET spent_tokens = spent_tokens + p_tokens, spent_usd = spent_usd + p_usd, wasted_tokens = wasted_tokens + p_tokens,
+               wasted_usd = wasted_usd + p_usd WHERE run_id = p_run;
+    END IF;
     PERFORM emit_v1(p_run, r.tenant_id, jsonb_build_array(jsonb_build_object('type', 'step.lost', 'key', key_v1(p_path, p_step, p_iteration),
         'data', jsonb_build_object('cause', p_why, 'epoch', s.epoch, 'node', s.owner) || CASE WHEN p_generation > 1 THEN jsonb_build_object('generation', p_generation) ELSE '{}' END)));
     IF p_hold IS NOT NULL THEN
@@ -265,6 +290,7 @@ BEGIN
     ELSE
         PERFORM refresh_v1(p_run);
     END IF;
+    PERFORM spend_v1(r.budget_id, s, p_tokens, p_usd, 0);
     PERFORM pg_notify('safepoint_relay', '');
     RETURN 'released';
 END $$;

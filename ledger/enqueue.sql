@@ -182,13 +182,21 @@ DECLARE
 BEGIN
     INSERT INTO runs (run_id, tenant_id, conversation_id, flow, priority, deadline, start_at, input, input_encoding, input_hash, budget,
                       workflow_version, prompt_version, tool_schema_version, model_policy_version, index_version, versions, tags,
-                      parent_run_id, parent_key, created_at, updated_at, event_seq)
+                      parent_run_id, parent_key, budget_id, created_at, updated_at, event_seq)
         SELECT x.run_id, x.tenant, x.conversation, x.flow, x.priority, x.deadline, x.start_at, x.input, x.encoding, x.hash, x.budget,
                x.version, x.versions->>'prompt', x.versions->>'tool_schema', x.versions->>'model_policy', x.versions->>'index',
-               x.versions, x.tags, x.parent, x.parent_key, instant, instant, 1
+               x.versions, x.tags, x.parent, x.parent_key,
+               -- A child spends from its parent's budget, whose row is locked.
+               CASE WHEN x.parent IS NOT NULL THEN (SELECT p.budget_id FROM runs p WHERE p.run_id = x.parent)
+                    WHEN jsonb_strip_nulls(x.budget) <> '{}' THEN x.run_id END, instant, instant, 1
           FROM unnest(p_rows) AS x
         ON CONFLICT DO NOTHING;
     GET DIAGNOSTICS made = ROW_COUNT;
+    INSERT INTO budgets (budget_id, tenant_id, tokens, usd, retries, created_at)
+        SELECT x.run_id, x.tenant, (x.budget->>'tokens')::bigint, (x.budget->>'usd')::numeric, (x.budget->>'retries')::integer, instant
+          FROM unnest(p_rows) AS x JOIN runs r ON r.run_id = x.run_id
+         WHERE x.parent IS NULL AND jsonb_strip_nulls(x.budget) <> '{}' AND r.budget_id = x.run_id
+        ON CONFLICT DO NOTHING;
     -- P12: priority and deadline are in the step as well, where the index of starts can read them.
     INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, priority, deadline, kind, name, status, lane, home_lane, due_at,
                        ready_at, created_at)

@@ -35,7 +35,8 @@ r.deadline, 'budget', r.budget,
          'created_at', r.created_at, 'cancel_at', r.cancel_at, 'conversation', r.conversation_id, 'status', r.status),
        r.generation, r.attempt || '.' || r.generation, r.state_version, r.input, r.input_encoding,
        s.commit_seq, s.path, s.step_id, s.iteration, s.kind, s.status, s.input_hash, s.result,
-       s.result_encoding, s.error, s.at, s.tokens, s.usd
+       s.result_encoding, s.error, s.at, s.tokens + s.wasted_tokens,
+       s.usd + s.wasted_usd
   FROM safepoint.runs r
   LEFT JOIN safepoint.steps s ON s.run_id = r.run_id AND s.generation = r.generation AND s.commit_seq IS NOT NULL
    AND s.kind <> 'compensation'

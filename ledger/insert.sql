@@ -16,17 +16,17 @@ BEGIN
         -- An effect that needs approval waits for it, its request frozen.
         SELECT j.*, o, kind NOT IN ('step', 'effect') OR coalesce(effect->>'requires_approval', '') <> '' AS waits FROM jsonb_array_elements(p_next) WITH ORDINALITY AS e(v, o),
                jsonb_to_record(v) AS j(path text, step text, iteration integer, kind text, name text, lane text, hash text, uses text,
-                                       delay double precision, until timestamptz, request text, encoding text, reason jsonb, joins text, effect jsonb)
+                                       delay double precision, until timestamptz, request text, encoding text, reason jsonb, joins text, effect jsonb, reserve jsonb)
     ), written AS (
         INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, kind, name, status, reason, lane, home_lane, uses, due_at, ready_at,
-                           input_hash, input, input_encoding, cleanup, joins, created_at)
+                           input_hash, input, input_encoding, cleanup, joins, reserve, created_at)
             SELECT p_run, p_generation, path, step, iteration, p_tenant, kind, name,
                    CASE WHEN waits THEN 'waiting' ELSE 'ready' END,
                    CASE WHEN waits THEN jsonb_build_object('since', p_now) || coalesce(reason, '{}') END,
                    lane, lane, uses,
                    CASE WHEN waits THEN coalesce(until, p_now + make_interval(secs => delay))
                         WHEN p_parked THEN 'infinity' ELSE p_now + make_interval(secs => p_grace) END,
-                   p_now, decode(hash, 'hex'), CASE WHEN kind <> 'effect' THEN decode(request, 'base64') END, CASE WHEN kind <> 'effect' THEN encoding END, p_cleanup, joins, p_now
+                   p_now, decode(hash, 'hex'), CASE WHEN kind <> 'effect' THEN decode(request, 'base64') END, CASE WHEN kind <> 'effect' THEN encoding END, p_cleanup, joins, reserve, p_now
               FROM asked ORDER BY o
             RETURNING path, step_id, iteration, kind, name, lane, status, due_at, attempt, epoch
     )
@@ -80,7 +80,7 @@ SET search_path = safepoint, pg_temp AS $$
 DECLARE
     due timestamptz := CASE WHEN r.holds <> '{}' OR r.paused_at IS NOT NULL THEN 'infinity' ELSE p_now + make_interval(secs => p_grace) END;
 BEGIN
-    UPDATE runs SET generation = r.generation + 1, input = p_input, input_encoding = p_encoding, input_hash = decode(p_ending->>'hash', 'hex')
+    UPDATE runs SET generation = r.generation + 1, budget = r.budget, input = p_input, input_encoding = p_encoding, input_hash = decode(p_ending->>'hash', 'hex')
      WHERE run_id = r.run_id;
     UPDATE steps SET status = 'cancelled', claim_token = NULL, due_at = NULL, reason = NULL
      WHERE run_id = r.run_id AND status IN ('ready', 'waiting') AND NOT binds_v1(effect_key);

@@ -98,12 +98,15 @@ BEGIN
            due_at = CASE WHEN parked OR poison THEN 'infinity'::timestamptz ELSE instant END,
            recoveries = s.recoveries + (p_cause NOT IN ('released', 'timeout'))::integer, deaths = s.deaths + p_deadly::integer,
            shared_deaths = s.shared_deaths + (p_cause = 'node' AND NOT p_deadly)::integer,
+           reserved_tokens = 0, reserved_usd = 0, lost_tokens = s.reserved_tokens, lost_usd = s.reserved_usd,
+           wasted_tokens = wasted_tokens + s.reserved_tokens, wasted_usd = wasted_usd + s.reserved_usd,
            pending_error = CASE WHEN p_cause = 'timeout' AND (s.effect_key IS NULL OR ended) THEN jsonb_build_object('type', 'StepTimeout', 'message',
                'the attempt ran past its timeout') ELSE s.pending_error END,
            reason = CASE WHEN poison THEN jsonb_build_object('code', 'poison', 'since', instant, 'text', 'its worker died under it ' || (s.deaths + 1) || ' times') END
      WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;
     PERFORM emit_v1(p_run, r.tenant_id, jsonb_build_array(jsonb_build_object('type', 'step.lost', 'key', key_v1(p_path, p_step, p_iteration),
-        'data', jsonb_strip_nulls(jsonb_build_object('generation', nullif(p_generation, 1), 'cause', p_cause, 'epoch', s.epoch, 'node', s.owner, 'at', s.claimed_at, 'evidence', p_evidence)))));
+        'data', jsonb_strip_nulls(jsonb_build_object('generation', nullif(p_generation, 1), 'cause', p_cause, 'epoch', s.epoch, 'node', s.owner, 'at', s.claimed_at, 'evidence', p_evidence,
+            'wasted_tokens', nullif(s.reserved_tokens, 0), 'wasted_usd', nullif(s.reserved_usd, 0))))));
     IF poison AND s.kind = 'compensation' THEN
         PERFORM hold_compensation_v1(p_run);
         PERFORM stop_v1(p_run, instant);
@@ -119,6 +122,7 @@ BEGIN
     ELSE
         PERFORM refresh_v1(p_run);
     END IF;
+    PERFORM waste_v1(r.budget_id, s);
     PERFORM pg_notify('safepoint_relay', '');
     RETURN CASE WHEN poison THEN 'poison' ELSE 'lost' END;
 END $$;

@@ -29,6 +29,7 @@ BEGIN
         UPDATE runs SET spent_tokens = spent_tokens + p_tokens, spent_usd = spent_usd + p_usd, updated_at = safepoint.now() WHERE run_id = p_run;
         UPDATE steps SET tokens = tokens + p_tokens, usd = usd + p_usd WHERE run_id = p_run AND generation = p_generation AND path = p_path
             AND step_id = p_step AND iteration = p_iteration;
+        PERFORM spend_part_v1(r.budget_id, s, p_tokens, p_usd);
     END IF;
     answer := 'written'; data := NULL; encoding := NULL;
     RETURN NEXT;

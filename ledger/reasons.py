@@ -21,7 +21,7 @@ _NEXT: Final[Mapping[str, str]] = {
     "poison": "safepoint resume {run}",
     "flow_error": "mend the flow, start the workers again, then: safepoint resume {run}",
     "compensation": "safepoint effects",
-    "budget": "safepoint show {run}",
+    "budget": "safepoint budget {run}",
     "paused": "safepoint resume {run}",
     "signal": "safepoint signal {run} {name} JSON",
     "approval": "safepoint approve {run} {name} --by NAME",
@@ -109,7 +109,7 @@ def _of_step(run: RunFacts, step: OpenStep) -> Reason | None:
             return None if step.owner_lives else _orphan(run, step)
         case "waiting":
             return _waiting(run, step)
-        case "held":
+        case "held" | "ready" if step.status == "held" or _code(step.reason) == "budget":
             return complete(step.reason, run.run_id, code="poison", step=step)
         case "ready" if step.ready_in > 0:
             return _later(run, step)

@@ -36,7 +36,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from .states import EffectStatus, RunStatus, StepStatus
 
 __all__ = [
-    "METADATA", "artifacts", "breakers", "compatible", "effect_history", "effects", "events", "flows",
+    "METADATA", "artifacts", "breakers", "budgets", "compatible", "effect_history", "effects", "events", "flows",
     "idempotency_keys", "identity", "lanes", "mailbox", "nodes", "once", "outbox_messages", "runs", "steps",
 ]  # fmt: skip
 
@@ -118,7 +118,7 @@ runs = Table(
     _must("state_version", Integer, 0), _must("generation", Integer, 1), _must("event_seq", Integer, 0),
     _may("result", LargeBinary), _may("result_encoding", Text), _may("error", JSONB),
     _must("artifacts", JSONB, "'[]'"), _must("tags", JSONB, "'{}'"),
-    _may("parent_run_id", Uuid), _may("parent_key", Text),
+    _may("parent_run_id", Uuid), _may("parent_key", Text), _may("budget_id", Uuid),
     _must("created_at", _INSTANT), _must("updated_at", _INSTANT), _may("finished_at", _INSTANT),
     _one_of("runs_status", tuple(RunStatus)),
     _one_of("runs_ending", FINAL_RUNS, "ending"),
@@ -137,6 +137,19 @@ Index("runs_live", runs.c.created_at, postgresql_where=text("finished_at IS NULL
 Index("runs_deadline", runs.c.deadline, postgresql_where=text("finished_at IS NULL AND deadline IS NOT NULL"))
 Index("runs_cancelling", runs.c.cancel_at, postgresql_where=text("finished_at IS NULL AND cancel_at IS NOT NULL"))
 Index("runs_children", runs.c.parent_run_id, postgresql_where=text("parent_run_id IS NOT NULL"))
+Index("runs_budget", runs.c.budget_id, postgresql_where=text("budget_id IS NOT NULL"))
+
+budgets = Table(
+    "budgets", METADATA,
+    Column("budget_id", Uuid, _reference("runs.run_id"), primary_key=True), _must("tenant_id", Text),
+    _may("tokens", BigInteger), _may("usd", Numeric), _may("retries", Integer),
+    _must("spent_tokens", BigInteger, 0), _must("spent_usd", Numeric, 0), _must("spent_retries", Integer, 0),
+    _must("reserved_tokens", BigInteger, 0), _must("reserved_usd", Numeric, 0),
+    _must("is_short", Boolean, "false"), _must("changes", JSONB, "'[]'"), _must("created_at", _INSTANT),
+    CheckConstraint("reserved_tokens >= 0 AND reserved_usd >= 0", name="budgets_reserved"),
+    CheckConstraint("spent_tokens >= 0 AND spent_usd >= 0 AND spent_retries >= 0", name="budgets_spent"),
+    postgresql_with={"fillfactor": 70},
+)  # fmt: skip
 
 steps = Table(
     "steps", METADATA,
@@ -162,12 +175,15 @@ steps = Table(
     _may("committed_by", Text), _must("created_at", _INSTANT),
     _must("tokens", BigInteger, 0), _must("usd", Numeric, 0), _must("wasted_tokens", BigInteger, 0),
     _must("wasted_usd", Numeric, 0),
+    _may("reserve", JSONB), _must("reserved_tokens", BigInteger, 0), _must("reserved_usd", Numeric, 0),
+    _must("lost_tokens", BigInteger, 0), _must("lost_usd", Numeric, 0),
     PrimaryKeyConstraint(*STEP_KEY),
     _one_of("steps_kind", KINDS, "kind"),
     _one_of("steps_status", tuple(StepStatus)),
     CheckConstraint("status <> 'ready' OR due_at IS NOT NULL", name="steps_ready_is_due"),
     CheckConstraint(f"status <> 'running' OR ({_CLAIMED})", name="steps_running_has_token"),
     CheckConstraint("(status IN ('succeeded', 'failed')) = (commit_seq IS NOT NULL)", name="steps_final_has_seq"),
+    CheckConstraint("status = 'running' OR reserved_tokens = 0 AND reserved_usd = 0", name="steps_reserved_runs"),
     postgresql_with={"fillfactor": 70},
 )  # fmt: skip
 Index("steps_history", steps.c.run_id, steps.c.commit_seq, unique=True, postgresql_where=text("commit_seq IS NOT NULL"))
@@ -204,6 +220,7 @@ Index(
 )
 Index("steps_in_flight", steps.c.claimed_from, postgresql_where=text("status = 'running'"))
 Index("steps_effect", steps.c.effect_key, postgresql_where=text("effect_key IS NOT NULL"))
+Index("steps_short", steps.c.run_id, postgresql_where=text("status = 'ready' AND reason ->> 'code' = 'budget'"))
 Index("steps_unserved", steps.c.created_at, postgresql_where=text("status = 'ready' AND reason IS NOT NULL"))
 
 once = Table(

@@ -52,7 +52,7 @@ BEGIN
                     ELSE jsonb_build_object('code', 'retry', 'since', instant, 'until', until, 'text', CASE WHEN p_answer IS NOT NULL
                         THEN 'whether it was executed is asked again; the last answer: ' || (p_answer->>'answer')
                         ELSE 'its outcome is unknown: ' || coalesce(p_error->>'type', 'no answer') END) END,
-           wasted_tokens = wasted_tokens + p_tokens, wasted_usd = wasted_usd + p_usd
+           wasted_tokens = wasted_tokens + p_tokens, wasted_usd = wasted_usd + p_usd, reserved_tokens = 0, reserved_usd = 0
      WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;
     UPDATE runs SET spent_tokens = spent_tokens + p_tokens, spent_usd = spent_usd + p_usd, wasted_tokens = wasted_tokens + p_tokens,
            wasted_usd = wasted_usd + p_usd, spent_retries = spent_retries + p_counts::integer, updated_at = instant,
@@ -67,6 +67,7 @@ BEGIN
     ELSE
         PERFORM refresh_v1(p_run);
     END IF;
+    PERFORM spend_v1(r.budget_id, s, p_tokens, p_usd, p_counts::integer);
     PERFORM pg_notify('safepoint_relay', '');
     RETURN CASE WHEN p_hold IS NULL THEN 'unsettled' ELSE 'held' END;
 END $$;

@@ -135,6 +135,7 @@ class Claimed:
     run_input_encoding: str | None
     history: tuple[Record, ...]
     effect: Effect | None = None
+    tokens_so_far: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,7 @@ def _claimed(run_id: UUID, key: Key, token: UUID, row: tuple[Any, ...]) -> Claim
         epoch,
         attempt,
         recoveries,
-        _tokens,
+        tokens,
         data,
         encoding,
         digest,
@@ -241,6 +242,7 @@ def _claimed(run_id: UUID, key: Key, token: UUID, row: tuple[Any, ...]) -> Claim
         run_input_encoding=run_encoding,
         history=_records(generation, *history),
         effect=None if effect is None else Effect.of(effect, e_data, e_encoding),
+        tokens_so_far=tokens,
     )
 
 
@@ -261,7 +263,7 @@ def _settle(rows: Sequence[Settled]) -> Jsonb | None:
     return Jsonb([row.facts() for row in rows], dumps=orjson.dumps) if rows else None
 
 
-def release(
+def release(  # noqa: PLR0913  # as above
     connection: Connection,
     run_id: UUID,
     key: Key,
@@ -270,12 +272,14 @@ def release(
     why: str,
     hold: dict[str, Any] | None = None,
     delay: float = 0.0,
+    tokens: int = 0,
+    usd: Decimal = Decimal(0),
 ) -> bool:
-    """Give a claim back without an outcome, holding the run when `hold` says why; False when the claim was no longer
-    ours.
+    """Give a claim back without an outcome, holding the run when `hold` says why; what it has spent is wasted. False
+    when the claim was no longer ours.
     """
     row = connection.execute(
-        "SELECT safepoint.release_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s)",
+        "SELECT safepoint.release_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
         (
             run_id,
             key.generation,
@@ -286,6 +290,8 @@ def release(
             why,
             None if hold is None else Jsonb(hold),
             delay,
+            tokens,
+            usd,
         ),
     ).fetchone()
     return row is not None and row[0] == "released"

@@ -16,10 +16,10 @@ from .document import money, parsed, shown
 from .instant import iso
 from .key import Key
 from .reasons import OpenStep, RunFacts, complete, reasons
-from .schema import effect_history, effects, events, identity, runs, steps
+from .schema import budgets, effect_history, effects, events, identity, runs, steps
 from .why import open_steps
 
-__all__ = ["find_runs", "list_events", "list_runs", "read_run", "read_summary"]
+__all__ = ["find_runs", "list_events", "list_runs", "read_budget", "read_run", "read_summary"]
 
 Document = dict[str, Any]
 _FINAL: Final = frozenset({"succeeded", "failed", "cancelled"})
@@ -40,8 +40,11 @@ _ENVELOPE: Final = (
     runs.c.spent_usd, runs.c.spent_retries, runs.c.wasted_tokens, runs.c.wasted_usd, _text(runs.c.versions),
     runs.c.state_version, runs.c.input, runs.c.input_encoding, runs.c.result, runs.c.result_encoding,
     _text(runs.c.error), _text(runs.c.tags), runs.c.conversation_id, _instant(runs.c.created_at),
-    _instant(runs.c.finished_at), runs.c.event_seq, _text(runs.c.artifacts),
+    _instant(runs.c.finished_at), runs.c.event_seq, _text(runs.c.artifacts), runs.c.budget_id,
+    *(getattr(budgets.c, name).label(f"shared_{name}") for name in (
+        "tokens", "usd", "retries", "spent_tokens", "spent_usd", "spent_retries", "reserved_tokens", "reserved_usd")),
 )  # fmt: skip
+_READ: Final = select(*_ENVELOPE).select_from(runs.outerjoin(budgets, budgets.c.budget_id == runs.c.budget_id))
 
 
 def list_runs(
@@ -60,7 +63,7 @@ def list_runs(
         # By value, not by position: a run that comes in between moves nothing.
         last = select(runs.c.created_at, runs.c.run_id).where(runs.c.run_id == before)
         conditions.append(tuple_(runs.c.created_at, runs.c.run_id) < last.scalar_subquery())
-    query = select(*_ENVELOPE).where(*conditions).order_by(runs.c.created_at.desc(), runs.c.run_id.desc()).limit(limit)
+    query = _READ.where(*conditions).order_by(runs.c.created_at.desc(), runs.c.run_id.desc()).limit(limit)
     found = connection.execute(query).mappings().all()
     open_ = open_steps(connection, [row["run_id"] for row in found])
     return [_envelope(row, open_.get(row["run_id"], ())) for row in found]
@@ -88,8 +91,9 @@ def _matching(
 
 
 def _envelope(row: RowMapping, open_: Sequence[OpenStep]) -> Document:
-    budget = parsed(row["budget"])
-    budget = budget if isinstance(budget, Mapping) else {}
+    shared = _shared(row)
+    own = parsed(row["budget"])  # of a run that ended before budgets were shared
+    own = own if isinstance(own, Mapping) else {}
     return {
         "run_id": str(row["run_id"]),
         "tenant": row["tenant_id"],
@@ -101,7 +105,7 @@ def _envelope(row: RowMapping, open_: Sequence[OpenStep]) -> Document:
         "completed_steps": row["completed_steps"],
         "attempt": row["attempt"],
         "deadline": row["deadline"],
-        "budget": {name: budget.get(name) for name in ("tokens", "usd", "retries")},
+        "budget": shared["budget"] if shared else {name: own.get(name) for name in ("tokens", "usd", "retries")},
         "spent": {"tokens": row["spent_tokens"], "usd": money(row["spent_usd"]), "retries": row["spent_retries"]},
         "wasted": {"tokens": row["wasted_tokens"], "usd": money(row["wasted_usd"])},
         "versions": parsed(row["versions"]),
@@ -113,6 +117,27 @@ def _envelope(row: RowMapping, open_: Sequence[OpenStep]) -> Document:
         "conversation": row["conversation_id"],
         "created_at": row["created_at"],
         "finished_at": row["finished_at"],
+    }
+
+
+def _shared(row: RowMapping) -> Document | None:
+    """Give the budget that the run spends from, with all that its family has spent and its running steps hold."""
+    if row["budget_id"] is None:
+        return None
+    usd = row["shared_usd"]
+    return {
+        "run_id": str(row["budget_id"]),
+        "budget": {
+            "tokens": row["shared_tokens"],
+            "usd": None if usd is None else money(usd),
+            "retries": row["shared_retries"],
+        },
+        "spent": {
+            "tokens": row["shared_spent_tokens"],
+            "usd": money(row["shared_spent_usd"]),
+            "retries": row["shared_spent_retries"],
+        },
+        "reserved": {"tokens": row["shared_reserved_tokens"], "usd": money(row["shared_reserved_usd"])},
     }
 
 
@@ -131,13 +156,19 @@ def _reason(row: RowMapping, open_: Sequence[OpenStep]) -> Document | None:
 
 def read_summary(connection: Connection, run_id: UUID) -> Document | None:
     """Read one run as lists show it: what it costs does not grow with its steps."""
-    row = connection.execute(select(*_ENVELOPE).where(runs.c.run_id == run_id)).mappings().one_or_none()
+    row = connection.execute(_READ.where(runs.c.run_id == run_id)).mappings().one_or_none()
     return None if row is None else _envelope(row, open_steps(connection, [run_id]).get(run_id, ()))
+
+
+def read_budget(connection: Connection, run_id: UUID) -> Document | None:
+    """Read the budget that a run shares with its family: {run_id, budget, spent, reserved}; None where it has none."""
+    row = connection.execute(_READ.where(runs.c.run_id == run_id)).mappings().one_or_none()
+    return None if row is None else _shared(row)
 
 
 def read_run(connection: Connection, run_id: UUID) -> Document | None:
     """Read one run with its steps and effects; None when there is no such run."""
-    row = connection.execute(select(*_ENVELOPE).where(runs.c.run_id == run_id)).mappings().one_or_none()
+    row = connection.execute(_READ.where(runs.c.run_id == run_id)).mappings().one_or_none()
     if row is None:
         return None
     open_ = open_steps(connection, [run_id]).get(run_id, ())
@@ -158,6 +189,7 @@ def _read_steps(connection: Connection, run_id: UUID) -> list[Document]:
             *key, steps.c.kind, steps.c.status, _text(steps.c.reason), steps.c.attempt, steps.c.recoveries,
             steps.c.epoch, steps.c.lane, func.coalesce(steps.c.owner, steps.c.committed_by).label("node"),
             _instant(steps.c.claimed_at), _instant(steps.c.committed_at), steps.c.tokens, steps.c.usd,
+            steps.c.wasted_tokens, steps.c.wasted_usd,
         )
         .where(steps.c.run_id == run_id)
         # As they were committed, then what is open as the flow asked for it.
@@ -182,7 +214,10 @@ def _step(row: RowMapping, run_id: str) -> Document:
         "node": row["node"],
         "started_at": row["claimed_at"],
         "committed_at": row["committed_at"],
-        "spent": {"tokens": row["tokens"], "usd": money(row["usd"])},
+        "spent": {
+            "tokens": row["tokens"] + row["wasted_tokens"],
+            "usd": money(row["usd"] + row["wasted_usd"]),
+        },
     }
 
 

@@ -135,6 +135,8 @@ class Advance:
 
     def _tentative(self, turn: Turn, result: Result, *, seq: int) -> Record:
         claimed = turn.claimed
+        # As the row will say: a replay must count for the flow what it has counted at first.
+        tokens, usd = turn.charged
         return Record(
             seq,
             turn.key,
@@ -145,8 +147,8 @@ class Advance:
             result.data,
             result.encoding,
             result.error,
-            result.tokens,
-            float(result.usd),
+            tokens + result.tokens,
+            float(usd + result.usd),
         )
 
     def _reread(self, turn: Turn) -> int:

@@ -150,7 +150,7 @@ def failure(awaited: Awaited[object], record: Record) -> SafepointError | None:
         case "budget", _, _:
             return BudgetExceeded(message or None, what=error.get("what") or "tokens")
         case "deadline", _, _:
-            return DeadlineExceeded()
+            return DeadlineExceeded(message or None)
         case ("timeout", _, _) | (_, "signal", _):
             return WaitTimedOut(name=awaited.name)
         case ("cancelled", "step" | "effect", _) | (_, "step" | "effect", "cancelled"):

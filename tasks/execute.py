@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from decimal import Decimal
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
@@ -22,7 +23,13 @@ from ..ledger import steps
 from ..ledger.codec import JSON, digest
 from ..ledger.commit import Next, Result
 from ..ledger.connect import Connection
-from ..ledger.errors import ArtifactStoreUnavailable, StepTimeout, ValueNotOpened, describe
+from ..ledger.errors import (
+    ArtifactStoreUnavailable,
+    BudgetExceeded,
+    StepTimeout,
+    ValueNotOpened,
+    describe,
+)
 from ..ledger.key import Key
 from ..ledger.steps import Claimed, NotYours, Outcome, Settled
 from .advance import Advance
@@ -32,10 +39,11 @@ from .histories import Histories, Replay, record_of, run_info
 from .loan import Loan, Shutdown
 from .outcome import Diverged, FlowError
 from .performance import Performance
+from .purse import budget_hold
 from .record import Record
 from .registry import Registry, find_flow
 from .relay import message, redispatch_after
-from .retry import Retry, decide
+from .retry import NO_RETRY, Retry, Stop, decide
 from .rows import hold_of, request_changed
 from .settle import COMPENSATION, Settler
 from .signals import masked
@@ -85,6 +93,7 @@ class Executor:
         """Execute the step that a message hints at, if the ledger says that it is ours to execute."""
         crash_point("claim.before", step)
         run_id, key, token = UUID(run), Key.from_wire(step), uuid4()
+        turn: Turn | None = None
         with self.loan.slot(token):
             try:
                 turn = self._claim(run_id, key, lane=lane, token=token)
@@ -94,7 +103,7 @@ class Executor:
                 rows = self._work(turn)
             except ArtifactStoreUnavailable as error:
                 log.warning("artifacts.away", run=run, step=step, error=str(error)[:200])
-                self._release((run_id, key, token), why="artifacts", delay=STORE_PAUSE)
+                self._release((run_id, key, token), why="artifacts", delay=STORE_PAUSE, turn=turn)
                 return
         self._publish(run_id, rows, after=step)
 
@@ -203,11 +212,20 @@ class Executor:
         return hold_of(diverged(record, asked, others=driver.asked.values(), ended=driver.outcome), run_id=turn.run_id)
 
     def _release(
-        self, claim: tuple[UUID, Key, UUID], *, why: str, hold: dict[str, Any] | None = None, delay: float = 0.0
+        self,
+        claim: tuple[UUID, Key, UUID],
+        *,
+        why: str,
+        hold: dict[str, Any] | None = None,
+        delay: float = 0.0,
+        turn: Turn | None = None,
     ) -> None:
         run_id, key, token = claim
+        tokens, usd = (turn.tokens, turn.usd) if turn else (0, Decimal(0))
         self._asked(
-            lambda connection: steps.release(connection, run_id, key, token=token, why=why, hold=hold, delay=delay)
+            lambda connection: steps.release(
+                connection, run_id, key, token=token, why=why, hold=hold, delay=delay, tokens=tokens, usd=usd
+            )
         )
         log.warning("step.released", run=str(run_id), step=key.wire, why=why, text=(hold or {}).get("text"))
 
@@ -224,17 +242,17 @@ class Executor:
             return self._settler.work(turn)
         # P24: the scan ended an attempt; the policy is evaluated where the user's code is
         if turn.claimed.pending_error is not None:
-            return self._failed(turn, StepTimeout(seconds=turn.step.timeout), {})
+            return self._failed(turn, StepTimeout(seconds=turn.step.timeout))
         refused = self._performance.refusal(turn.claimed)
         if refused is not None:
-            return self._advance.commit(turn, Result("failed", turn.now(), error=describe(refused)))
+            return self._short(turn, refused)
         done = self._performance.perform(
             Job(turn.step.fn, turn.step.is_async, turn.step.timeout),
             turn.claimed,
             arguments=turn.replay.driver.asked[turn.key].arguments,
             encode=turn.step.encode_result,
         )
-        turn.notes += done.notes
+        turn.spend(done)
         turn.artifacts += done.artifacts
         crash_point("commit.before", turn.key.wire)
         match done.came:
@@ -247,32 +265,37 @@ class Executor:
                     encoded.data,
                     encoded.encoding,
                     encoded.digest,
-                    tokens=done.tokens,
-                    usd=done.usd,
+                    tokens=turn.tokens,
+                    usd=turn.usd,
                 )
                 return self._advance.commit(turn, result)
             case Raised(error=error):
-                return self._failed(turn, error, {"tokens": done.tokens, "usd": done.usd})
+                return self._failed(turn, error)
 
-    def _failed(self, turn: Turn, error: BaseException, spent: dict[str, Any]) -> Sequence[Next]:
+    def _short(self, turn: Turn, lacks: BudgetExceeded) -> Sequence[Next]:
+        """The budget is used up: the flow hears of it, or the run is held until somebody adds to it."""
+        hold = budget_hold(turn, lacks)
+        if hold is None:
+            return self._advance.commit(turn, Result("failed", turn.now(), error=describe(lacks)))
+        self._replayed_again(turn)
+        self._release((turn.run_id, turn.key, turn.claimed.token), why="budget", hold=hold)
+        return ()
+
+    def _failed(self, turn: Turn, error: BaseException) -> Sequence[Next]:
         """An attempt has failed: again later, as a row of the ledger, or for good."""
         assert turn.step is not None
         claimed = turn.claimed
-        budget, deadline = claimed.run["budget"].get("retries"), turn.replay.driver.run.deadline
+        deadline = turn.replay.driver.run.deadline
         verdict = decide(
             turn.step,
             attempt=claimed.attempt,
             error=error,
             elapsed=(turn.now() - claimed.first_claimed_at).total_seconds(),
-            retries_left=None if budget is None else budget - claimed.run["spent_retries"],
             time_left=None if deadline is None else (deadline - turn.now()).total_seconds(),
         )
         told = describe(error, attempts=claimed.attempt)
         if not isinstance(verdict, Retry):
-            log.warning("step.failed", run=str(turn.run_id), step=turn.key.wire, error=told["type"], why=verdict.text)
-            return self._advance.commit(
-                turn, Result("failed", turn.now(), error={**told, "stopped": verdict.text}, **spent)
-            )
+            return self._stopped(turn, verdict, told)
         answer = self._asked(
             lambda connection: commits.retry(
                 connection,
@@ -283,10 +306,14 @@ class Executor:
                 error=told,
                 delay=verdict.delay,
                 notes=turn.notes,
-                **spent,
+                tokens=turn.tokens,
+                usd=turn.usd,
+                hold=budget_hold(turn, NO_RETRY.error()),
             ),
             masking=True,
         )
+        if answer.verdict == "budget":
+            return self._stopped(turn, NO_RETRY, told)
         self._replayed_again(turn)
         log.info(
             "step.retried",
@@ -297,6 +324,14 @@ class Executor:
             answer=answer.verdict,
         )
         return ()
+
+    def _stopped(self, turn: Turn, verdict: Stop, told: dict[str, Any]) -> Sequence[Next]:
+        """No other attempt follows."""
+        log.warning("step.failed", run=str(turn.run_id), step=turn.key.wire, error=told["type"], why=verdict.text)
+        told = {**told, "stopped": verdict.text}
+        if verdict.reason == "deadline":  # nothing can follow in time: the flow hears of that, not of the last error
+            told = {**describe(verdict.error()), "attempts": turn.claimed.attempt, "cause": told}
+        return self._advance.commit(turn, Result("failed", turn.now(), error=told, tokens=turn.tokens, usd=turn.usd))
 
     def _waited(self, turn: Turn) -> Result:
         """The outcome of a step that executes nothing: what decided its wait."""

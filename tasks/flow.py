@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from ..ledger.key import checked_name
 from .awaited import Asked, Awaited
@@ -33,6 +33,7 @@ __all__ = ["Call", "ChildRun", "Flow", "flow"]
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+OnBudget = Literal["fail", "hold"]
 
 VERSIONS = frozenset({"prompt", "tool_schema", "model_policy", "index"})
 
@@ -50,6 +51,7 @@ class Flow(Generic[P, R_co]):
         version: str,
         accepts: Iterable[str],
         uses_versions: Mapping[str, str | Callable[[], str]],
+        on_budget: OnBudget,
         frame: FrameType,
     ) -> None:
         _check_function(fn)
@@ -57,6 +59,7 @@ class Flow(Generic[P, R_co]):
         self.version = _checked_version(version)
         self.accepts = tuple(_checked_version(one) for one in accepts)
         self.uses_versions = MappingProxyType(dict(uses_versions))
+        self.on_budget = _checked_on_budget(on_budget)
         self.fn = fn
         self.signature = Signature(fn, name=self.name, names=local_names(fn, frame))
         self.__name__ = fn.__name__
@@ -211,6 +214,7 @@ def flow(
     version: str = "1",
     accepts: Iterable[str] = (),
     uses_versions: Mapping[str, str | Callable[[], str]] | None = None,
+    on_budget: OnBudget = "fail",
 ) -> FlowDecorator: ...
 def flow(
     fn: Callable[..., Coroutine[object, object, object]] | None = None,
@@ -220,17 +224,32 @@ def flow(
     version: str = "1",
     accepts: Iterable[str] = (),
     uses_versions: Mapping[str, str | Callable[[], str]] | None = None,
+    on_budget: OnBudget = "fail",
 ) -> object:
-    """Declare a flow: an `async def` function that awaits only steps and waits."""
+    """Declare a flow: an `async def` function that awaits only steps and waits.
+
+    `on_budget` says what a used up budget does: "fail" raises `BudgetExceeded` in the flow, "hold" stops the run until
+    a person adds to the budget.
+    """
     bare = fn
     if isinstance(accepts, str):
         accepts = (accepts,)
 
     def declare(fn: Callable[..., Coroutine[object, object, object]]) -> Flow[..., object]:
         frame = sys._getframe(1 if bare is None else 2)  # noqa: SLF001  # there is no other way to where it stands
-        return Flow(fn, name=name, version=version, accepts=accepts, uses_versions=uses_versions or {}, frame=frame)
+        return Flow(
+            fn, name=name, version=version, accepts=accepts, uses_versions=uses_versions or {}, on_budget=on_budget,
+            frame=frame,
+        )  # fmt: skip
 
     return declare if fn is None else declare(fn)
+
+
+def _checked_on_budget(given: OnBudget) -> OnBudget:
+    if given not in {"fail", "hold"}:
+        msg = f"@flow: on_budget={given!r}: accepted are 'fail' and 'hold'"
+        raise ValueError(msg)
+    return given
 
 
 def _checked_version(version: object) -> str:

@@ -5,6 +5,7 @@ runs.
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -24,10 +25,10 @@ from ..ledger.seal import Seal
 from ..ledger.steps import Claimed
 from .artifact import Artifact, reading_from
 from .attempt import EventLoop, Job, Raised, Returned, attempt
-from .budget import Budget
 from .context import StepContext, running
 from .decision import Decision
 from .loan import Loan
+from .purse import Purse
 from .record import Load
 from .signature import Arguments
 
@@ -63,6 +64,8 @@ class Performed:
     encoded: Encoded | None = None
     tokens: int = 0
     usd: Decimal = Decimal(0)
+    parts_tokens: int = 0  # charged already, with the rows of `once`
+    parts_usd: Decimal = Decimal(0)
     notes: list[dict[str, Any]] = field(default_factory=list)
     artifacts: list[dict[str, Any]] = field(default_factory=list)
     returned: bool = False  # it did return, and what it returned cannot be stored
@@ -75,6 +78,9 @@ class _StepLedger:
         self._performance = performance
         self._claimed = claimed
         self.artifacts: list[dict[str, Any]] = []
+        self.tokens = 0
+        self.usd = Decimal(0)
+        self._lock = threading.Lock()  # several parts may be written at a time
 
     def once_get(self, name: str, /) -> Encoded | None:
         """Give the row of that name, if there is one."""
@@ -89,21 +95,25 @@ class _StepLedger:
         """Write the row with what it has cost; None if it stands, else the row of whoever was first."""
         claimed = self._claimed
         sealed = self._performance.seal.close(value, claimed.run["tenant"])  # once: a repeat sends the same bytes
-        return self._opened(
-            self._performance.loan.ask(
-                lambda connection: once.put(
-                    connection,
-                    claimed.run_id,
-                    claimed.key,
-                    token=claimed.token,
-                    name=name,
-                    value=sealed,
-                    tokens=tokens,
-                    usd=Decimal(str(usd)),
-                ),
-                starting=False,
-            )
+        cost = Decimal(str(usd))
+        stands = self._performance.loan.ask(
+            lambda connection: once.put(
+                connection,
+                claimed.run_id,
+                claimed.key,
+                token=claimed.token,
+                name=name,
+                value=sealed,
+                tokens=tokens,
+                usd=cost,
+            ),
+            starting=False,
         )
+        if stands is None:
+            with self._lock:
+                self.tokens += tokens
+                self.usd += cost
+        return self._opened(stands)
 
     def _opened(self, found: Encoded | None) -> Encoded | None:
         if found is None:
@@ -140,11 +150,7 @@ class Performance:
 
     def refusal(self, claimed: Claimed) -> BudgetExceeded | None:
         """Say why a step is not started: the run's budget is used up (G7)."""
-        budget = claimed.run["budget"]
-        for what, spent in (("tokens", claimed.run["spent_tokens"]), ("usd", claimed.run["spent_usd"])):
-            if budget.get(what) is not None and spent >= budget[what]:
-                return BudgetExceeded(what=what)
-        return None
+        return Purse.of(claimed).lacks
 
     def expired(self) -> Encoded:
         """Return the decision that nobody has taken in time."""
@@ -177,7 +183,12 @@ class Performance:
 
         came = self._call(job, arguments, entered, source)
         done = Performed(
-            came, tokens=context.spent_tokens, usd=Decimal(str(context.spent_usd)), artifacts=ledger.artifacts
+            came,
+            tokens=context.spent_tokens,
+            usd=Decimal(str(context.spent_usd)),
+            parts_tokens=ledger.tokens,
+            parts_usd=ledger.usd,
+            artifacts=ledger.artifacts,
         )
         if isinstance(came, Returned):
             try:
@@ -209,7 +220,6 @@ class Performance:
     def _context(self, claimed: Claimed, ledger: _StepLedger) -> StepContext:
         run, key = claimed.run, claimed.key
         effect = claimed.effect
-        budget = Budget(**{name: run["budget"].get(name) for name in ("tokens", "usd", "retries")})
         return StepContext(
             str(claimed.run_id),
             run["tenant"],
@@ -224,9 +234,7 @@ class Performance:
             reference=effect.reference if effect else f"{claimed.run_id}/{key.generation}/{key}",
             effect_key=effect.key if effect else None,
             deadline=datetime.fromisoformat(run["deadline"]) if run["deadline"] else None,
-            budget_before=budget.less(
-                tokens=run["spent_tokens"], usd=float(run["spent_usd"]), retries=run["spent_retries"]
-            ),
+            budget_before=Purse.of(claimed).left,
             versions=run["versions"],
         )
 

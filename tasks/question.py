@@ -48,7 +48,7 @@ def ask(turn: Turn, performance: Performance) -> Answer:
         arguments=lambda: step.decode_input(plain),
         encode=lambda answer: step.encode_result(answer.value) if isinstance(answer, Found) else None,
     )
-    turn.notes += done.notes
+    turn.spend(done)
     match done.came:
         case Returned(value=Found(value=value)):
             return Answer("found", done, value)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
-from ..ledger.errors import Permanent, RetryAfter
+from ..ledger.errors import BudgetExceeded, DeadlineExceeded, Permanent, RetryAfter
 from .duration import seconds
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from .step import Step
 
-__all__ = ["Retry", "Stop", "decide", "pause"]
+__all__ = ["NO_RETRY", "Retry", "Stop", "decide", "pause"]
 
 T = TypeVar("T")
 
@@ -53,6 +53,13 @@ class Stop:
     reason: Literal["permanent", "attempts", "budget", "deadline", "policy"]
     text: str
 
+    def error(self) -> BudgetExceeded | DeadlineExceeded:
+        """Give the bound of the run that it has met, as an error."""
+        return DeadlineExceeded(self.text) if self.reason == "deadline" else BudgetExceeded(self.text, what="retries")
+
+
+NO_RETRY: Final = Stop("budget", "the run's budget of retries is used up")
+
 
 def decide(
     step: Step[..., object],
@@ -71,7 +78,7 @@ def decide(
     if isinstance(verdict, Stop):
         return verdict
     if retries_left is not None and retries_left < 1:
-        return Stop("budget", "the run's budget of retries is used up")
+        return NO_RETRY
     if time_left is not None and verdict.delay >= time_left:
         return Stop("deadline", f"the next attempt would begin in {verdict.delay:.1f} s, after the run's deadline")
     return verdict

@@ -45,6 +45,8 @@ def row_of(asked: Asked, *, run_id: UUID) -> dict[str, Any]:
         row["uses"] = asked.uses
     if asked.joins is not None:
         row["joins"] = asked.joins
+    if reserve := _reserve(asked):
+        row["reserve"] = reserve
     if asked.delay is not None:
         row["delay"] = asked.delay
     if asked.until is not None:
@@ -88,6 +90,13 @@ def _child(asked: Asked, *, run_id: UUID) -> dict[str, Any]:
         "hash": call.input_hash.hex(),
         "versions": call.flow.frozen_versions(),
     }
+
+
+def _reserve(asked: Asked) -> dict[str, float]:
+    declared = asked.awaited.step.reserve if isinstance(asked.awaited, StepCall) else None
+    if declared is None:
+        return {}
+    return {name: amount for name in ("tokens", "usd") if (amount := getattr(declared, name))}
 
 
 def _effect_of(asked: Asked) -> Effect[..., Any]:

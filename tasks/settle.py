@@ -11,7 +11,6 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from inspect import iscoroutinefunction
 from typing import Any, Literal, Protocol
 from uuid import UUID
@@ -25,7 +24,7 @@ from ..ledger import effects
 from ..ledger.codec import Codec, Encoded
 from ..ledger.commit import Next, Result
 from ..ledger.effect_errors import ApprovalDenied
-from ..ledger.errors import SafepointError, StepTimeout, describe
+from ..ledger.errors import BudgetExceeded, SafepointError, StepTimeout, describe
 from ..ledger.key import Key
 from ..recovery.reconcile import Way
 from .advance import Advance
@@ -33,8 +32,9 @@ from .attempt import Job, Raised, Returned
 from .doubt import misfit, pause_of, way_of
 from .loan import Loan
 from .performance import Performance, Performed
+from .purse import Purse, budget_hold
 from .question import Answer, ask
-from .retry import Retry, decide
+from .retry import NO_RETRY, Retry, decide
 from .rows import request_changed
 from .signals import masked
 from .turn import Turn
@@ -43,12 +43,17 @@ __all__ = ["COMPENSATION", "Settler"]
 
 log = structlog.get_logger("safepoint.effect")
 COMPENSATION = "compensate:"  # what a compensation's step id begins with
-NOTHING = Decimal(0)
 
 
 class _Release(Protocol):
     def __call__(
-        self, claim: tuple[UUID, Key, UUID], *, why: str, hold: dict[str, Any] | None = None, delay: float = 0.0
+        self,
+        claim: tuple[UUID, Key, UUID],
+        *,
+        why: str,
+        hold: dict[str, Any] | None = None,
+        delay: float = 0.0,
+        turn: Turn | None = None,
     ) -> None: ...
 
 
@@ -95,6 +100,9 @@ class Settler:
                 return self._advance.commit(turn, Result("failed", turn.now(), error=error))
             case "pending":
                 refused = self._refusal(turn)
+                if refused is not None and (hold := budget_hold(turn, refused)):
+                    self._release((turn.run_id, turn.key, turn.claimed.token), why="budget", hold=hold)
+                    return ()
                 if refused is not None:
                     return self._advance.commit(turn, Result("failed", turn.now(), error=describe(refused)))
                 return self._send(turn, how="send")
@@ -139,7 +147,7 @@ class Settler:
                 turn.artifacts += answer.done.artifacts
                 external_id = turn.declared.named(answer.value)
                 turn.said = {"why": "the lookup says: found", "answer": answer.told(), "external_id": external_id}
-                return self._succeed(turn, answer.done.encoded, answer.done)
+                return self._succeed(turn, answer.done.encoded)
             case "not_executed":
                 return self._not_executed(turn, answer)
         lookups = turn.effect.lookups + 1
@@ -147,7 +155,7 @@ class Settler:
         told = answer.says + (f" ({answer.text})" if answer.text else "")
         hold = f"its lookup was asked {lookups} times; the last answer: {told}" if way is Way.HOLD else None
         delay = pause_of(turn, lookups=lookups, error=answer.error) if way is Way.ASK else 0.0
-        return self._unsettle(turn, answer=answer.told(), delay=delay or 0.0, hold=hold, done=answer.done)
+        return self._unsettle(turn, answer=answer.told(), delay=delay or 0.0, hold=hold)
 
     def _not_executed(self, turn: Turn, answer: Answer) -> Sequence[Next]:
         """Send it, or let it fail, as the policy has said when the last sending ended; both only once it is sure."""
@@ -157,9 +165,9 @@ class Settler:
         soon = effect.may_send_for + turn.declared.safety.authoritative_after  # P33: believed late
         wait = max(soon, (last.get("delay") or 0.0) - effect.unknown_for)
         if soon > 0 or (wait > 0 and not last.get("stopped")):
-            return self._unsettle(turn, answer=answer.told() | {"early": True}, delay=wait + 0.05, done=answer.done)
+            return self._unsettle(turn, answer=answer.told() | {"early": True}, delay=wait + 0.05)
         if last.get("stopped"):
-            return self._fail(turn, last, why=f"the lookup says: not executed; {last['stopped']}", done=answer.done)
+            return self._fail(turn, last, why=f"the lookup says: not executed; {last['stopped']}")
         return self._send(turn, how="send")
 
     # Sending.
@@ -194,14 +202,14 @@ class Settler:
         crash_point("effect.before", turn.key.wire)
         done = self._performance.perform(request.job, turn.claimed, arguments=request.arguments, encode=request.encode)
         crash_point("effect.after", turn.key.wire)
-        turn.notes += done.notes
+        turn.spend(done)
         turn.artifacts += done.artifacts
         match done.came:
             case Returned(value=value):
                 assert done.encoded is not None
                 turn.said = {"external_id": None if turn.is_compensation else turn.declared.named(value)}
                 crash_point("commit.before", turn.key.wire)
-                return self._succeed(turn, done.encoded, done)
+                return self._succeed(turn, done.encoded)
             case Raised(error=error):
                 return self._raised(turn, error, done, how=how)
 
@@ -245,20 +253,21 @@ class Settler:
                 return self._hold(turn, {"message": "the other side may have forgotten the key by now"})
             case "changed":
                 hold = request_changed(turn.run_id, turn.key, frozen=turn.effect.digest, asked=digest)
-                self._release(claim, why="request changed", hold=hold)
+                self._release(claim, why="request changed", hold=hold, turn=turn)
             case "unapproved":
                 text = f"{turn.key} has no approval of the request that would be sent"
                 next_ = f"safepoint approve {turn.run_id} {turn.key.step_id} --by NAME"
-                self._release(claim, why="unapproved", hold={"code": "approval", "text": text, "next": next_})
+                hold = {"code": "approval", "text": text, "next": next_}
+                self._release(claim, why="unapproved", hold=hold, turn=turn)
             case "lost":
                 log.warning("lease.refused", run=str(turn.run_id), step=turn.key.wire, error="LeaseLost")
             case _:  # held, stopping, settled: the row's next claim sees to it
-                self._release(claim, why=begun.answer)
+                self._release(claim, why=begun.answer, turn=turn)
         return ()
 
     # What the call has come to.
 
-    def _succeed(self, turn: Turn, encoded: Encoded, done: Performed) -> Sequence[Next]:
+    def _succeed(self, turn: Turn, encoded: Encoded) -> Sequence[Next]:
         return self._advance.commit(
             turn,
             Result(
@@ -267,8 +276,8 @@ class Settler:
                 encoded.data,
                 encoded.encoding,
                 encoded.digest,
-                tokens=done.tokens,
-                usd=done.usd,
+                tokens=turn.tokens,
+                usd=turn.usd,
             ),
         )
 
@@ -284,54 +293,51 @@ class Settler:
         # Ours: the request may have left, whatever a declaration like OSError says of a timeout.
         elif how == "send" and not isinstance(error, StepTimeout):
             if _says(turn.declared.safety.is_not_sent, error):
-                verdict = self._decided(turn, error)
+                verdict = self._decided(turn, error, retries_left=None)  # that is counted as it is retried
                 if isinstance(verdict, Retry):
-                    return self._retry(turn, told, delay=verdict.delay, done=done)
-                return self._fail(turn, told | {"stopped": verdict.text}, why=f"never sent: {verdict.text}", done=done)
+                    return self._retry(turn, told, delay=verdict.delay)
+                return self._fail(turn, told | {"stopped": verdict.text}, why=f"never sent: {verdict.text}")
             if _says(turn.declared.safety.is_rejected, error):
-                return self._fail(turn, told, why="the other side has rejected it", done=done)
+                return self._fail(turn, told, why="the other side has rejected it")
         way = way_of(turn, lookups=0)
         if how == "send" and way is Way.HOLD:
-            return self._hold(turn, told, done=done)
+            return self._hold(turn, told)
         # What the policy says is kept: it counts for the next sending, whether a lookup comes first or not.
-        verdict = self._decided(turn, error)
+        verdict = self._decided(turn, error, retries_left=Purse.of(turn.claimed).left.retries)
         if isinstance(verdict, Retry):
             delay = verdict.delay if way is Way.AGAIN else 0.0
-            return self._unsettle(turn, error=told | {"delay": verdict.delay}, delay=delay, counts=True, done=done)
+            return self._unsettle(turn, error=told | {"delay": verdict.delay}, delay=delay, counts=True)
         told |= {"stopped": verdict.text}
         if way is Way.ASK:
-            return self._unsettle(turn, error=told, counts=True, done=done)
-        return self._hold(turn, told | {"message": f"{told['message']} ({verdict.text})"}, done=done)
+            return self._unsettle(turn, error=told, counts=True)
+        return self._hold(turn, told | {"message": f"{told['message']} ({verdict.text})"})
 
-    def _decided(self, turn: Turn, error: BaseException) -> Any:
+    def _decided(self, turn: Turn, error: BaseException, *, retries_left: int | None) -> Any:
         claimed = turn.claimed
-        budget = claimed.run["budget"].get("retries")
         return decide(
             turn.declared,
             attempt=claimed.attempt,
             error=error,
             elapsed=(turn.now() - claimed.first_claimed_at).total_seconds(),
-            retries_left=None if budget is None or turn.is_compensation else budget - claimed.run["spent_retries"],
+            retries_left=None if turn.is_compensation else retries_left,
         )
 
-    def _fail(self, turn: Turn, told: dict[str, Any], *, why: str, done: Performed) -> Sequence[Next]:
+    def _fail(self, turn: Turn, told: dict[str, Any], *, why: str) -> Sequence[Next]:
         """End an effect that was certainly not executed; a compensation cannot just fail (P37)."""
         if turn.is_compensation:
-            return self._hold(turn, told | {"not_executed": True}, done=done)
+            return self._hold(turn, told | {"not_executed": True})
         log.warning("effect.failed", run=str(turn.run_id), step=turn.key.wire, error=told["type"], why=why)
         turn.said = {"why": why}
-        return self._advance.commit(turn, Result("failed", turn.now(), error=told, tokens=done.tokens, usd=done.usd))
+        return self._advance.commit(turn, Result("failed", turn.now(), error=told, tokens=turn.tokens, usd=turn.usd))
 
-    def _hold(self, turn: Turn, told: dict[str, Any] | None, *, done: Performed | None = None) -> Sequence[Next]:
+    def _hold(self, turn: Turn, told: dict[str, Any] | None) -> Sequence[Next]:
         """Nobody but a person, or a webhook, can say what came of it."""
         what = "undoing it" if turn.is_compensation else "it"
         reason = (told or {}).get("message") or "its executor died"
         text = f"nobody knows whether {what} was executed: {reason}"
-        return self._unsettle(turn, error=told, hold=text, done=done)
+        return self._unsettle(turn, error=told, hold=text)
 
-    def _retry(
-        self, turn: Turn, told: dict[str, Any], *, delay: float, counts: bool = True, done: Performed | None = None
-    ) -> Sequence[Next]:
+    def _retry(self, turn: Turn, told: dict[str, Any], *, delay: float, counts: bool = True) -> Sequence[Next]:
         answer = self._asked(
             lambda connection: commits.retry(
                 connection,
@@ -342,11 +348,14 @@ class Settler:
                 error=told,
                 delay=delay,
                 notes=turn.notes,
-                tokens=done.tokens if done else 0,
-                usd=done.usd if done else NOTHING,
+                tokens=turn.tokens,
+                usd=turn.usd,
                 counts=counts,
+                hold=budget_hold(turn, BudgetExceeded(NO_RETRY.text, what="retries")),
             )
         )
+        if answer.verdict == "budget":
+            return self._fail(turn, told | {"stopped": NO_RETRY.text}, why=f"never sent: {NO_RETRY.text}")
         log.info("effect.retried", run=str(turn.run_id), step=turn.key.wire, error=told["type"], answer=answer.verdict)
         return ()
 
@@ -359,7 +368,6 @@ class Settler:
         delay: float = 0.0,
         counts: bool = False,
         hold: str | None = None,
-        done: Performed | None = None,
     ) -> Sequence[Next]:
         said = self._asked(
             lambda connection: effects.unsettle(
@@ -374,8 +382,8 @@ class Settler:
                 counts=counts,
                 hold=hold,
                 notes=turn.notes,
-                tokens=done.tokens if done else 0,
-                usd=done.usd if done else NOTHING,
+                tokens=turn.tokens,
+                usd=turn.usd,
             )
         )
         log.warning("effect.unknown", run=str(turn.run_id), step=turn.key.wire, answer=said, hold=hold)

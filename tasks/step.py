@@ -55,6 +55,9 @@ class Policy:
         if self.timeout <= 0:
             msg = f"timeout={self.timeout!r}: accepted is a positive duration"
             raise ValueError(msg)
+        if self.reserve is not None and (self.reserve.retries is not None or self.reserve == type(self.reserve)()):
+            msg = f"reserve={self.reserve!r}: accepted is a Budget of tokens, usd or both, for one attempt"
+            raise ValueError(msg)
         for name in ("wait", "stop", "retry"):
             given = getattr(self, name)
             if given is not None and not callable(given):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from ..ledger.steps import Claimed
     from .effect import Effect as Declared
     from .histories import Replay
+    from .performance import Performed
     from .step import Step
 
 __all__ = ["Turn"]
@@ -31,6 +33,25 @@ class Turn:
     notes: list[dict[str, Any]] = field(default_factory=list)
     artifacts: list[dict[str, Any]] = field(default_factory=list)
     said: dict[str, Any] | None = None  # what its commit says of the effect besides its outcome
+    # What this claim has spent: to be charged by whatever ends it, and charged already with its parts.
+    tokens: int = 0
+    usd: Decimal = Decimal(0)
+    parts_tokens: int = 0
+    parts_usd: Decimal = Decimal(0)
+
+    def spend(self, done: Performed) -> None:
+        """Take over what a performance has said and spent."""
+        self.notes += done.notes
+        self.tokens += done.tokens
+        self.usd += done.usd
+        self.parts_tokens += done.parts_tokens
+        self.parts_usd += done.parts_usd
+
+    @property
+    def charged(self) -> tuple[int, Decimal]:
+        """What its step has been charged with before this claim ends: its earlier attempts, and its parts."""
+        usd = Decimal(self.claimed.run.get("usd_so_far") or 0)
+        return self.claimed.tokens_so_far + self.parts_tokens, usd + self.parts_usd
 
     @property
     def replay(self) -> Replay:
