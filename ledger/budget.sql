@@ -109,17 +109,24 @@ BEGIN
     PERFORM spend_v1(p_budget, s, s.reserved_tokens, s.reserved_usd, 0);
 END $$;
 
--- What was spent inside an attempt and is committed before its end (`once`): taken out of the reservation, so that it is not charged again.
+-- What was spent inside an attempt and is committed before its end (`once`): taken out of the reservation, so that it is not charged again; of a claim
+-- that was lost, out of what was charged for it.
 CREATE FUNCTION safepoint.spend_part_v1(p_budget uuid, s safepoint.steps, p_tokens bigint, p_usd numeric) RETURNS void LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
-    part_tokens bigint := least(s.reserved_tokens, p_tokens);
-    part_usd numeric := least(s.reserved_usd, p_usd);
+    held_tokens bigint := least(s.reserved_tokens, p_tokens);
+    held_usd numeric := least(s.reserved_usd, p_usd);
+    back_tokens bigint := least(s.lost_tokens, p_tokens);
+    back_usd numeric := least(s.lost_usd, p_usd);
 BEGIN
-    UPDATE steps SET reserved_tokens = reserved_tokens - part_tokens, reserved_usd = reserved_usd - part_usd
+    UPDATE steps SET tokens = tokens + p_tokens, usd = usd + p_usd, reserved_tokens = reserved_tokens - held_tokens, reserved_usd = reserved_usd - held_usd,
+           lost_tokens = lost_tokens - back_tokens, lost_usd = lost_usd - back_usd, wasted_tokens = wasted_tokens - back_tokens,
+           wasted_usd = wasted_usd - back_usd
      WHERE run_id = s.run_id AND generation = s.generation AND path = s.path AND step_id = s.step_id AND iteration = s.iteration;
-    UPDATE budgets SET spent_tokens = spent_tokens + p_tokens, spent_usd = spent_usd + p_usd, reserved_tokens = reserved_tokens - part_tokens,
-           reserved_usd = reserved_usd - part_usd WHERE budget_id = p_budget;
+    UPDATE runs SET spent_tokens = spent_tokens + p_tokens - back_tokens, spent_usd = spent_usd + p_usd - back_usd,
+           wasted_tokens = wasted_tokens - back_tokens, wasted_usd = wasted_usd - back_usd, updated_at = safepoint.now() WHERE run_id = s.run_id;
+    UPDATE budgets SET spent_tokens = spent_tokens + p_tokens - back_tokens, spent_usd = spent_usd + p_usd - back_usd,
+           reserved_tokens = reserved_tokens - held_tokens, reserved_usd = reserved_usd - held_usd WHERE budget_id = p_budget;
 END $$;
 
 -- Whether one more retry is within the budget; the row stays locked, so that two steps do not both take the last one.

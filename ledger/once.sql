@@ -25,12 +25,7 @@ BEGIN
     IF FOUND THEN RETURN NEXT; RETURN; END IF;
     INSERT INTO once (run_id, generation, path, step_id, iteration, name, tenant_id, data, encoding, tokens, usd, epoch, at)
         VALUES (p_run, p_generation, p_path, p_step, p_iteration, p_name, r.tenant_id, p_data, p_encoding, p_tokens, p_usd, s.epoch, safepoint.now());
-    IF p_tokens <> 0 OR p_usd <> 0 THEN
-        UPDATE runs SET spent_tokens = spent_tokens + p_tokens, spent_usd = spent_usd + p_usd, updated_at = safepoint.now() WHERE run_id = p_run;
-        UPDATE steps SET tokens = tokens + p_tokens, usd = usd + p_usd WHERE run_id = p_run AND generation = p_generation AND path = p_path
-            AND step_id = p_step AND iteration = p_iteration;
-        PERFORM spend_part_v1(r.budget_id, s, p_tokens, p_usd);
-    END IF;
+    IF p_tokens <> 0 OR p_usd <> 0 THEN PERFORM spend_part_v1(r.budget_id, s, p_tokens, p_usd); END IF;
     answer := 'written'; data := NULL; encoding := NULL;
     RETURN NEXT;
 END $$;
