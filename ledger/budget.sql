@@ -22,9 +22,11 @@ BEGIN
         SELECT * INTO b FROM budgets WHERE budget_id = p_budget;
     END IF;
     IF NOT FOUND THEN RETURN NULL; END IF;
+    -- least and greatest pass NULLs over: what is not bounded must not come out as nothing left.
     answer := jsonb_build_object('left', jsonb_build_object(
-        'tokens', greatest(0, b.tokens - b.spent_tokens - b.reserved_tokens + s.reserved_tokens),
-        'usd', greatest(0, b.usd - b.spent_usd - b.reserved_usd + s.reserved_usd), 'retries', greatest(0, b.retries - b.spent_retries)));
+        'tokens', CASE WHEN b.tokens IS NOT NULL THEN greatest(0, b.tokens - b.spent_tokens - b.reserved_tokens + s.reserved_tokens) END,
+        'usd', CASE WHEN b.usd IS NOT NULL THEN greatest(0, b.usd - b.spent_usd - b.reserved_usd + s.reserved_usd) END,
+        'retries', CASE WHEN b.retries IS NOT NULL THEN greatest(0, b.retries - b.spent_retries) END));
     IF NOT p_free AND s.reserved_tokens = 0 AND s.reserved_usd = 0 THEN
         lacks := CASE WHEN b.tokens - b.spent_tokens < greatest(1, wants_tokens) THEN 'tokens'
                       WHEN b.usd - b.spent_usd <= 0 OR b.usd - b.spent_usd < wants_usd THEN 'usd'
@@ -142,8 +144,10 @@ END $$;
 -- What a flow that begins now is told it has: fixed in its run, for a replay must see the same. p_tokens, p_usd: what this transaction is about to charge.
 CREATE FUNCTION safepoint.left_v1(r safepoint.runs, p_tokens bigint, p_usd numeric) RETURNS jsonb LANGUAGE sql STABLE
 SET search_path = safepoint, pg_temp AS $$
-    SELECT coalesce((SELECT jsonb_strip_nulls(jsonb_build_object('tokens', greatest(0, b.tokens - b.spent_tokens - p_tokens),
-               'usd', greatest(0, b.usd - b.spent_usd - p_usd), 'retries', greatest(0, b.retries - b.spent_retries)))
+    SELECT coalesce((SELECT jsonb_strip_nulls(jsonb_build_object(
+               'tokens', CASE WHEN b.tokens IS NOT NULL THEN greatest(0, b.tokens - b.spent_tokens - p_tokens) END,
+               'usd', CASE WHEN b.usd IS NOT NULL THEN greatest(0, b.usd - b.spent_usd - p_usd) END,
+               'retries', CASE WHEN b.retries IS NOT NULL THEN greatest(0, b.retries - b.spent_retries) END))
           FROM budgets b WHERE b.budget_id = r.budget_id), r.budget)
 $$;
 

@@ -26,6 +26,7 @@ from ..ledger.connect import Connection
 from ..ledger.errors import (
     ArtifactStoreUnavailable,
     BudgetExceeded,
+    DeadlineExceeded,
     StepTimeout,
     ValueNotOpened,
     describe,
@@ -308,7 +309,7 @@ class Executor:
                 notes=turn.notes,
                 tokens=turn.tokens,
                 usd=turn.usd,
-                hold=budget_hold(turn, NO_RETRY.error()),
+                hold=budget_hold(turn, BudgetExceeded(NO_RETRY.text, what="retries")),
             ),
             masking=True,
         )
@@ -330,7 +331,8 @@ class Executor:
         log.warning("step.failed", run=str(turn.run_id), step=turn.key.wire, error=told["type"], why=verdict.text)
         told = {**told, "stopped": verdict.text}
         if verdict.reason == "deadline":  # nothing can follow in time: the flow hears of that, not of the last error
-            told = {**describe(verdict.error()), "attempts": turn.claimed.attempt, "cause": told}
+            text = f"{verdict.text}; the last one ended with {told['type']}: {told['message']}"
+            told = {**describe(DeadlineExceeded(text)), "attempts": turn.claimed.attempt, "cause": told}
         return self._advance.commit(turn, Result("failed", turn.now(), error=told, tokens=turn.tokens, usd=turn.usd))
 
     def _waited(self, turn: Turn) -> Result:

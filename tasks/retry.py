@@ -10,7 +10,7 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
-from ..ledger.errors import BudgetExceeded, DeadlineExceeded, Permanent, RetryAfter
+from ..ledger.errors import Permanent, RetryAfter
 from .duration import seconds
 
 if TYPE_CHECKING:
@@ -52,10 +52,6 @@ class Stop:
 
     reason: Literal["permanent", "attempts", "budget", "deadline", "policy"]
     text: str
-
-    def error(self) -> BudgetExceeded | DeadlineExceeded:
-        """Give the bound of the run that it has met, as an error."""
-        return DeadlineExceeded(self.text) if self.reason == "deadline" else BudgetExceeded(self.text, what="retries")
 
 
 NO_RETRY: Final = Stop("budget", "the run's budget of retries is used up")

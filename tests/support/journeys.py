@@ -11,7 +11,7 @@ import os
 import time
 from pathlib import Path
 
-from safepoint import Permanent, current, flow, gather, on_start, step
+from safepoint import Budget, Permanent, continue_as, current, flow, gather, on_start, step
 from tenacity import retry_if_exception_type, stop_after_attempt, wait_none
 
 POLL = 0.005
@@ -271,3 +271,34 @@ async def refusing() -> int:
     """Fail on purpose."""
     await fetch(1)
     raise Permanent("not today")
+
+
+# --- what a model is paid for ---------------------------------------------------------------------------------------
+
+PRICE, RESERVE = 40, 100  # tokens
+
+
+@step(lane="front", reserve=Budget(tokens=RESERVE), stop=stop_after_attempt(3), wait=wait_none())
+def ask_model(n: int) -> int:
+    """Call a model, which counts; at the first attempt its answer does not come."""
+    begin()
+    write("model", current().run_id, PRICE)
+    current().spend(tokens=PRICE)
+    if n == 1 and current().attempt == 1:
+        raise ConnectionResetError("no answer")
+    return n
+
+
+@flow
+async def asking(n: int) -> int:
+    """A child of `spending`."""
+    return await ask_model(n)
+
+
+@flow
+async def spending(n: int) -> int:
+    """A call of its own and one of a child's in each of n generations."""
+    found = await gather(ask_model(n), asking(n))
+    if n > 1:
+        await continue_as(n - 1)
+    return sum(found)
