@@ -98,11 +98,12 @@ class Actor:
                 self._event("step.committed", asked, attempt=attempt)
                 return self._succeeded(asked, seq, done)
             elapsed = (self._world.clock - began).total_seconds()
-            verdict = decide(step, attempt=attempt, error=done, elapsed=elapsed, retries_left=self._retries_left())
+            verdict = decide(step, attempt=attempt, error=done, elapsed=elapsed, retries_left=self._world.left.retries)
             rejected = isinstance(step, Effect) and self._is_rejected(step, asked, done)
             if rejected or not isinstance(verdict, Retry):
                 self._event("step.failed", asked, attempt=attempt)
                 return self._failed(asked, seq, describe(done, attempts=attempt))
+            self._world.retries += 1
             self._event("step.retried", asked, attempt=attempt)
             self._world.jump(self._world.clock + timedelta(seconds=verdict.delay))
 
@@ -171,27 +172,24 @@ class Actor:
             reference=reference,
             effect_key=request if asked.kind == "effect" else None,
             deadline=world.deadline,
-            budget_before=world.budget.less(tokens=self._played.tokens, usd=self._played.usd),
+            budget_before=world.left,
         )
 
     def _charge(self, context: StepContext, ledger: MemoryLedger) -> None:
-        self._played.tokens += context.spent_tokens + ledger.tokens
-        self._played.usd += context.spent_usd + ledger.usd
+        tokens, usd = context.spent_tokens + ledger.tokens, context.spent_usd + ledger.usd
+        self._played.tokens += tokens
+        self._played.usd += usd
+        self._world.tokens += tokens
+        self._world.usd += usd
         ledger.tokens, ledger.usd = 0, 0.0
 
     def _lacking(self, reserve: Budget) -> str | None:
-        left = self._world.budget.less(tokens=self._played.tokens, usd=self._played.usd)
+        left = self._world.left
         if left.tokens is not None and left.tokens < max(1, reserve.tokens or 0):
             return "tokens"
         if left.usd is not None and (left.usd <= 0 or left.usd < (reserve.usd or 0)):
             return "usd"
         return None
-
-    def _retries_left(self) -> int | None:
-        if self._world.budget.retries is None:
-            return None
-        used = sum(event.type == "step.retried" for event in self._played.events)
-        return self._world.budget.retries - used
 
     def _succeeded(self, asked: Asked, seq: int, value: Encoded | None) -> Record:
         data, encoding = (value.data, value.encoding) if value else (None, None)

@@ -163,7 +163,7 @@ class _Play:
             encoding="json",
             created_at=world.clock,
             deadline=world.deadline,
-            budget=world.budget,
+            budget=world.left,
             versions=self._call.flow.frozen_versions(),
             tags=world.tags,
         )

@@ -46,6 +46,15 @@ class World:
     tenant: str = "default"
     tags: Mapping[str, str] = field(default_factory=dict)
     artifacts: Artifacts = field(default_factory=Artifacts)
+    # Of the run and its children together: they share the budget.
+    tokens: int = 0
+    usd: float = 0.0
+    retries: int = 0
+
+    @property
+    def left(self) -> Budget:
+        """What nobody has spent yet."""
+        return self.budget.less(tokens=self.tokens, usd=self.usd, retries=self.retries)
 
     def tick(self) -> datetime:
         """Let the smallest time pass that tells two commits apart."""

@@ -273,6 +273,28 @@ def test_a_budget_bounds_the_steps():
     assert len(played.calls) == 3
 
 
+@flow
+async def delegating() -> list[str]:
+    return [await buying(), await buying()]
+
+
+@flow
+async def renewing(n: int) -> int:
+    left = current().budget.tokens or 0
+    await fetch("a")
+    if n > 1:
+        await continue_as(n - 1)
+    return left
+
+
+def test_children_and_generations_share_a_budget():
+    played = run_flow(delegating(), budget=Budget(tokens=25))
+
+    assert played.result == ["tokens", "tokens"]
+    assert len(played.calls) == 3
+    assert run_flow(renewing(2), budget=Budget(tokens=25)).result == 15
+
+
 def test_a_budget_bounds_the_retries():
     with pytest.raises(RunFailed):
         run_flow(report(["a"]), steps={fetch: BusyError()}, budget=Budget(retries=1))
