@@ -130,7 +130,7 @@ BEGIN
     ELSIF fresh <> 'running' OR wait OR next_rows IS NULL OR late THEN
         fresh := refresh_v1(p_run);
     END IF;
-    PERFORM spend_v1(r.budget_id, s, p_tokens, p_usd, 0);
+    IF r.budget_id IS NOT NULL OR s.lost_tokens <> 0 OR s.lost_usd <> 0 THEN PERFORM spend_v1(r.budget_id, s, p_tokens, p_usd, 0); END IF;
     answer := 'committed'; state_version := r.state_version + 1; status := fresh;
     PERFORM settle_v1(p_settle);
     RETURN NEXT;

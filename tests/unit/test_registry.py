@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from safepoint import UNSURE, Lookup, effect, flow, on_start, step
+from safepoint import UNSURE, Budget, Lookup, effect, flow, on_start, step
 from safepoint.errors import (
     BadArguments,
     ConfigError,
@@ -172,6 +172,19 @@ def test_a_name_that_cannot_stand_in_a_key_is_refused(name: str):
 
         @step(name=name or " ")
         def named() -> None: ...
+
+
+@pytest.mark.parametrize("budget", [Budget(), Budget(retries=2), Budget(tokens=5, retries=2)])
+def test_a_step_reserves_tokens_or_money(budget: Budget):
+    with pytest.raises(ValueError, match="accepted is a Budget of tokens, usd or both"):
+        step(reserve=budget)(lambda: 1)
+
+
+def test_a_flow_fails_or_is_held_when_its_budget_is_used_up():
+    with pytest.raises(ValueError, match="accepted are 'fail' and 'hold'"):
+
+        @untyped.flow(on_budget="ask")
+        async def asking() -> None: ...
 
 
 @pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": -1}, {"freshness": float("nan")}])
