@@ -100,10 +100,10 @@ class Settler:
                 return self._advance.commit(turn, Result("failed", turn.now(), error=error))
             case "pending":
                 refused = self._refusal(turn)
-                if refused is not None and (hold := budget_hold(turn, refused)):
-                    self._release((turn.run_id, turn.key, turn.claimed.token), why="budget", hold=hold)
-                    return ()
                 if refused is not None:
+                    if hold := budget_hold(turn, refused):
+                        self._release((turn.run_id, turn.key, turn.claimed.token), why="budget", hold=hold)
+                        return ()
                     return self._advance.commit(turn, Result("failed", turn.now(), error=describe(refused)))
                 return self._send(turn, how="send")
         return self._settle(turn)
@@ -268,18 +268,9 @@ class Settler:
     # What the call has come to.
 
     def _succeed(self, turn: Turn, encoded: Encoded) -> Sequence[Next]:
-        return self._advance.commit(
-            turn,
-            Result(
-                "succeeded",
-                turn.now(),
-                encoded.data,
-                encoded.encoding,
-                encoded.digest,
-                tokens=turn.tokens,
-                usd=turn.usd,
-            ),
-        )
+        data, encoding, digest = encoded.data, encoded.encoding, encoded.digest
+        result = Result("succeeded", turn.now(), data, encoding, digest, tokens=turn.tokens, usd=turn.usd)
+        return self._advance.commit(turn, result)
 
     def _raised(
         self, turn: Turn, error: BaseException, done: Performed, *, how: Literal["send", "again"]
