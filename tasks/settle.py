@@ -161,7 +161,7 @@ class Settler:
         """Send it, or let it fail, as the policy has said when the last sending ended; both only once it is sure."""
         effect, last = turn.effect, turn.effect.error or {}
         if effect.is_done:  # P34: a lookup that has not heard of it overrules nobody who knows
-            return self._hold(turn, effect.error, done=answer.done)
+            return self._hold(turn, effect.error)
         soon = effect.may_send_for + turn.declared.safety.authoritative_after  # P33: believed late
         wait = max(soon, (last.get("delay") or 0.0) - effect.unknown_for)
         if soon > 0 or (wait > 0 and not last.get("stopped")):
