@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from . import approve, budget, control, database, demo, effects, fleet, processes, reading, replay, up, watch
+from . import approve, breakers, budget, control, database, demo, effects, fleet, processes, reading, replay, up, watch
 from .console import complain
 from .enqueue import enqueue, with_endless_wait
 from .options import LogForm, use_log
@@ -36,6 +36,7 @@ VERBS: tuple[Callable[..., None], ...] = (
 for verb in VERBS:
     app.command(verb.__name__)(verb)
 app.add_typer(effects.app, name="effects")
+app.add_typer(breakers.app, name="breakers")
 app.add_typer(database.app, name="db")
 
 

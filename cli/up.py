@@ -40,7 +40,9 @@ def up(
     use_log(log)
     from ..config.resolve import endpoints  # noqa: PLC0415  # --help needs none of it
     from ..config.settings import settings  # noqa: PLC0415
+    from ..ledger.connect import connect  # noqa: PLC0415
     from ..ledger.upgrade import upgrade  # noqa: PLC0415
+    from ..recovery import outcomes  # noqa: PLC0415
 
     here = settings()
     os.environ["SAFEPOINT_LOG"] = here.log
@@ -50,6 +52,8 @@ def up(
     ends = endpoints(here)
     try:
         state = upgrade(ends.ledger_url)
+        with connect(ends.ledger_url, name="safepoint up") as connection:
+            outcomes.apply(connection, here.breakers)
         planned = plans(here, ends, workers=workers or 1, concurrency=concurrency, with_flower=with_flower)
         _announce(here, ends, planned, schema=str(state.current), with_flower=with_flower)
         _run(planned, wish, ends, json=here.log == "json")

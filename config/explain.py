@@ -36,6 +36,9 @@ def find(model: type[BaseModel], keys: Keys) -> Found:
     for position, key in enumerate(keys):
         field = table.model_fields.get(key)
         below = _table(field.annotation) if field else None
+        if field is None and position < len(keys) - 1 and (named := _named(table)) is not None:
+            inner = find(named, keys[position + 1 :])
+            return inner._replace(path=keys[: position + 1] + inner.path)
         if field and typing.get_origin(field.annotation) is dict and len(keys) > position + 2:
             inner = find(typing.get_args(field.annotation)[1], keys[position + 2 :])
             return inner._replace(path=keys[: position + 2] + inner.path)
@@ -66,7 +69,7 @@ def explain(
     """Turn one of pydantic's errors into a problem; `key` is the variable that set the value, if one did."""
     keys = tuple(str(part) for part in error["loc"])
     found = find(model, keys)
-    if error["type"] == "extra_forbidden":
+    if error["type"] == "extra_forbidden" or (found.field is None and error["type"] == "model_type"):
         known = [
             ".".join((*found.path, name)) for name in found.table.model_fields if (*found.path, name)[2:] != ("name",)
         ]
@@ -96,6 +99,12 @@ def _text(error: Mapping[str, Any], field: FieldInfo | None, value: object) -> s
 
 def _table(kind: Any) -> type[BaseModel] | None:  # annotations are values of any type
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _named(table: type[BaseModel]) -> type[BaseModel] | None:
+    """Return what the tables are that may stand in this one under any name."""
+    kind = table.__annotations__.get("__pydantic_extra__")
+    return _table(typing.get_args(typing.get_type_hints(table)["__pydantic_extra__"])[1]) if kind else None
 
 
 def _is_table(field: FieldInfo) -> bool:

@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from . import sources
+from .breakers import Breakers
 from .lanes import Lane
 
 __all__ = ["Settings", "load", "reset", "settings"]
@@ -126,6 +127,7 @@ class Settings(Table):
     values: ValueSettings = ValueSettings()
     flower: FlowerSettings = FlowerSettings()
     lanes: dict[str, Lane] = Field(default_factory=lambda: sources.shipped_lanes(Lane))
+    breakers: Breakers = Breakers()
 
     @model_validator(mode="after")
     def _workers_serve_lanes_that_exist(self) -> Self:

@@ -85,6 +85,8 @@ def _checked(model: type[ModelT], layers: _Layers) -> ModelT | None:
     except ValidationError as error:
         for item in error.errors(include_input=False):
             keys = tuple(str(part) for part in item["loc"])
+            if len(keys) > 2 and keys[0] == "breakers" and layers.value(keys) is None:
+                continue  # what is wrong for all breakers is laid under each of them, and said once
             source, variable = layers.origin(keys)
             layers.problems.append(explain(model, item, source=source, key=variable, value=layers.value(keys)))
     return None
@@ -135,6 +137,8 @@ def _kind(model: type[BaseModel], keys: Keys, layers: _Layers) -> Any:  # annota
         return None
     if keys[0] == "lanes" and (keys[1] not in layers.lanes() or keys[2] == "name"):
         return None  # a variable changes a lane and never makes one: it may be a slip of the pen
+    if len(keys) > 2 and keys[0] == "breakers" and not isinstance(layers.value(keys[:2]), dict):
+        return None  # as above
     return found.field.annotation
 
 

@@ -58,10 +58,16 @@ BEGIN
     ELSIF n.alone IS NOT NULL AND EXISTS (SELECT FROM steps x WHERE x.owner = p_node AND x.claim_token = n.alone AND x.status = 'running') THEN no := 'alone';
     ELSIF s.shared_deaths >= 2 AND EXISTS (SELECT FROM steps x WHERE x.owner = p_node AND x.status = 'running') THEN no := 'alone';
     END IF;
+    IF no IS NULL AND NOT again AND s.uses IS NOT NULL THEN
+        no := breaker_refusal_v1(s, p_token, p_lane, p_timeout, instant);
+    END IF;
     -- G7: budgets come last in the order of locks. Where nothing is left the claim is given, so that its flow hears of it.
     IF no IS NULL AND r.budget_id IS NOT NULL AND s.kind IN ('step', 'effect', 'compensation') THEN
         purse := reserve_v1(r.budget_id, s, settles OR s.cleanup, again, instant);
-        IF purse ? 'waits' THEN no := 'budget'; END IF;
+        IF purse ? 'waits' THEN
+            no := 'budget';
+            DELETE FROM breaker_probes WHERE token = p_token;  -- it will not probe anything
+        END IF;
     END IF;
     IF no IS NOT NULL THEN
         -- P14: a refusal never moves due_at later; one that only this node gives sends the step on its way again.
@@ -99,6 +105,7 @@ BEGIN
         'purse', purse, 'usd_so_far', (s.usd + s.wasted_usd)::text,
         -- Nothing follows from a step of such a run: its outcome is stored, the flow does not go on (P29).
         'still', r.holds <> '{}' OR r.ending IS NOT NULL OR r.cancel_at IS NOT NULL AND NOT s.cleanup OR coalesce(r.deadline <= instant, false) AND NOT s.cleanup);
+    IF s.uses IS NOT NULL AND EXISTS (SELECT FROM breaker_probes p WHERE p.name = s.uses AND p.token = p_token) THEN run := run || '{"probe": true}'; END IF;
     IF e.idempotency_key IS NOT NULL THEN
         effect := effect_facts_v1(e, instant);
         IF e.status = 'succeeded' THEN effect_data := e.result; effect_encoding := e.result_encoding; END IF;

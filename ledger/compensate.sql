@@ -8,6 +8,7 @@ DECLARE
     e effects%ROWTYPE;
     undo text;
     home text;
+    dependency text;
 BEGIN
     SELECT * INTO r FROM runs WHERE run_id = p_run;
     IF EXISTS (SELECT FROM steps WHERE run_id = p_run AND kind = 'compensation' AND status IN ('ready', 'running', 'held')) THEN RETURN true; END IF;
@@ -16,9 +17,9 @@ BEGIN
         AND NOT EXISTS (SELECT FROM effects c WHERE c.compensates = x.idempotency_key) ORDER BY x.commit_seq DESC NULLS FIRST, x.settled_at DESC LIMIT 1;
     IF NOT FOUND THEN RETURN false; END IF;
     undo := 'compensate:' || e.step_id;
-    SELECT home_lane INTO home FROM steps WHERE run_id = p_run AND generation = e.generation AND path = e.path AND step_id = e.step_id AND iteration = e.iteration;
-    INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, kind, name, status, lane, home_lane, due_at, ready_at, input_hash, cleanup, created_at)
-        VALUES (p_run, e.generation, e.path, undo, e.iteration, r.tenant_id, 'compensation', e.name, 'ready', coalesce(home, 'online'), coalesce(home, 'online'),
+    SELECT home_lane, uses INTO home, dependency FROM steps WHERE run_id = p_run AND generation = e.generation AND path = e.path AND step_id = e.step_id AND iteration = e.iteration;
+    INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, kind, name, status, lane, home_lane, uses, due_at, ready_at, input_hash, cleanup, created_at)
+        VALUES (p_run, e.generation, e.path, undo, e.iteration, r.tenant_id, 'compensation', e.name, 'ready', coalesce(home, 'online'), coalesce(home, 'online'), dependency,
                 CASE WHEN r.paused_at IS NULL THEN p_now ELSE 'infinity' END, p_now, sha256(coalesce(e.result, 'null')), true, p_now);
     PERFORM schedule_effect_v1(p_run, e.generation, r.tenant_id, e.path, undo, e.iteration, e.name, sha256(coalesce(e.result, 'null')),
         coalesce(e.result, 'null'), coalesce(e.result_encoding, 'json'), jsonb_build_object('runbook', e.declared->>'runbook'), e.idempotency_key, p_now);

@@ -16,6 +16,7 @@ DECLARE
     lost_before timestamptz;
     instant timestamptz := safepoint.now();
 BEGIN
+    PERFORM tend_breakers_v1(p_limit);
     -- Two questions: what goes on is in steps_due, what is to be admitted in steps_queued.
     FOR l IN SELECT x.name, x.rate IS NOT NULL OR x.in_flight IS NOT NULL AS is_limited FROM lanes x WHERE NOT x.paused AND (
                  EXISTS (SELECT FROM steps s WHERE s.status = 'ready' AND s.lane = x.name

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["OpenStep", "Question", "RunFacts", "complete", "reasons", "span"]
+__all__ = ["OpenStep", "Question", "RunFacts", "breaker_words", "complete", "reasons", "span"]
 
 Reason = dict[str, Any]
 
@@ -72,6 +72,7 @@ class OpenStep:
     served: bool = True
     child: str | None = None
     question: Question | None = None
+    breaker: str | None = None  # of the dependency that it uses, in words; none when that one is closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +114,8 @@ def _of_step(run: RunFacts, step: OpenStep) -> Reason | None:
             return complete(step.reason, run.run_id, code="poison", step=step)
         case "ready" if step.ready_in > 0:
             return _later(run, step)
-        case "ready" if not step.served:
-            text = f"no live worker serves {run.flow}@{run.version} on lane {step.lane}"
-            next_ = f"start a worker that has the flow for lane {step.lane}; safepoint versions shows who serves what"
-            return complete({"code": "no_worker", **_own(step), "text": text, "next": next_}, run.run_id, step=step)
+        case "ready" if step.breaker is not None or not step.served:
+            return _stopped(run, step)
         case "ready" if step.sent_ago is None and step.lane in run.limited:
             text = f"{step.key} is one of {run.ahead.get(step.lane, 1)} on lane {step.lane}: {run.limited[step.lane]}"
             return complete({"code": "lane", **_own(step), "text": text}, run.run_id, step=step)
@@ -157,6 +156,17 @@ def _later(run: RunFacts, step: OpenStep) -> Reason:
     what = cause or (f"attempt {step.attempt}" if code == "retry" else "it was enqueued for later")
     text = f"{step.key} is due in {span(step.ready_in)}: {what}"
     return complete({"code": code, **_own(step), "text": text}, run.run_id, step=step)
+
+
+def _stopped(run: RunFacts, step: OpenStep) -> Reason:
+    """Explain a step that is not sent: its dependency is let alone, or nobody serves it."""
+    if step.breaker is not None:
+        told = _own(step) if _code(step.reason) == "breaker" else {"since": step.since}
+        text = f"{step.key} waits for its dependency: {step.breaker}"
+        return complete({**told, "code": "breaker", "text": text}, run.run_id, step=step)
+    text = f"no live worker serves {run.flow}@{run.version} on lane {step.lane}"
+    next_ = f"start a worker that has the flow for lane {step.lane}; safepoint versions shows who serves what"
+    return complete({"code": "no_worker", **_own(step), "text": text, "next": next_}, run.run_id, step=step)
 
 
 def _queued(run: RunFacts, step: OpenStep) -> Reason | None:
@@ -200,6 +210,16 @@ def complete(reason: Any, run_id: str, *, code: str | None = None, step: OpenSte
 def _code(reason: Any) -> str | None:
     code = reason.get("code") if isinstance(reason, Mapping) else None
     return str(code) if code else None
+
+
+def breaker_words(name: str, *, state: str, why: str | None, probe_in: float | None) -> str:
+    """Say how a breaker that is not closed stands."""
+    if state == "half_open":
+        return f"{name} is being probed"
+    told = f" ({why})" if why else ""
+    if probe_in is None:
+        return f"the breaker of {name} is open until somebody resets it{told}"
+    return f"the breaker of {name} is open{told}; it is probed {f'in {span(probe_in)}' if probe_in > 0 else 'next'}"
 
 
 def span(seconds: float) -> str:

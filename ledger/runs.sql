@@ -76,7 +76,8 @@ BEGIN
     ELSIF r.paused_at IS NOT NULL THEN
         fresh := 'waiting';
         why := jsonb_build_object('code', 'paused', 'since', r.paused_at, 'text', 'paused by a person', 'next', 'safepoint resume ' || p_run);
-    ELSIF EXISTS (SELECT FROM steps WHERE run_id = p_run AND (status = 'running' OR status = 'ready' AND ready_at <= instant)) THEN
+    ELSIF EXISTS (SELECT FROM steps WHERE run_id = p_run AND (status = 'running' OR status = 'ready' AND ready_at <= instant
+                  AND reason->>'code' IS DISTINCT FROM 'breaker')) THEN
         fresh := CASE WHEN r.status = 'queued' THEN 'queued' ELSE 'running' END;
     ELSE
         SELECT s.reason, s.kind, s.name, s.due_at, s.created_at, s.ready_at, s.status INTO w FROM steps s

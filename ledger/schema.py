@@ -36,7 +36,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 from .states import EffectStatus, RunStatus, StepStatus
 
 __all__ = [
-    "METADATA", "artifacts", "breakers", "budgets", "compatible", "effect_history", "effects", "events", "flows",
+    "METADATA", "artifacts", "breaker_events", "breaker_probes", "breakers", "budgets", "compatible", "effect_history",
+    "effects", "events", "flows",
     "idempotency_keys", "identity", "lanes", "mailbox", "nodes", "once", "outbox_messages", "runs", "steps",
 ]  # fmt: skip
 
@@ -221,6 +222,17 @@ Index(
 Index("steps_in_flight", steps.c.claimed_from, postgresql_where=text("status = 'running'"))
 Index("steps_effect", steps.c.effect_key, postgresql_where=text("effect_key IS NOT NULL"))
 Index("steps_short", steps.c.run_id, postgresql_where=text("status = 'ready' AND reason ->> 'code' = 'budget'"))
+Index("steps_uses", steps.c.uses, steps.c.due_at, postgresql_where=text("status = 'ready' AND uses IS NOT NULL"))
+Index(
+    "steps_set_aside",
+    steps.c.uses,
+    steps.c.lane,
+    steps.c.tenant_id,
+    steps.c.priority.desc(),
+    steps.c.deadline,
+    steps.c.ready_at,
+    postgresql_where=text("status = 'ready' AND reason->>'code' = 'breaker' AND due_at < 'infinity'"),
+)
 Index("steps_unserved", steps.c.created_at, postgresql_where=text("status = 'ready' AND reason IS NOT NULL"))
 
 once = Table(
@@ -343,9 +355,27 @@ breakers = Table(
     Column("name", Text, primary_key=True), _must("tenant_id", Text, "''"), _must("state", Text, "'closed'"),
     _may("opened_at", _INSTANT),
     _may("next_probe_at", _INSTANT), _must("detail", JSONB, "'{}'"),
-    Column("changed_at", _INSTANT, nullable=False, server_default=_CLOCK),
+    Column("changed_at", _INSTANT, nullable=False, server_default=_CLOCK), _must("policy", JSONB, "'{}'"),
     _one_of("breakers_state", ("closed", "open", "half_open"), "state"),
+    CheckConstraint("state <> 'open' OR next_probe_at IS NOT NULL", name="breakers_open_has_probe"),
 )  # fmt: skip
+
+breaker_probes = Table(
+    "breaker_probes", METADATA,
+    Column("name", Text, _reference("breakers.name"), nullable=False), _must("token", Uuid), _must("tenant_id", Text),
+    _must("run_id", Uuid), _must("generation", Integer), _must("path", Text), _must("step_id", Text),
+    _must("iteration", Integer), _must("began_at", _INSTANT), _must("lease_until", _INSTANT),
+    PrimaryKeyConstraint("name", "token"),
+)  # fmt: skip
+
+breaker_events = Table(
+    "breaker_events", METADATA,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("name", Text, _reference("breakers.name"), nullable=False), _must("tenant_id", Text, "''"),
+    _must("before", Text), _must("after", Text), _must("actor", Text), _must("why", Text),
+    _must("facts", JSONB, "'{}'"), _must("at", _INSTANT),
+)  # fmt: skip
+Index("breaker_events_of", breaker_events.c.name, breaker_events.c.id.desc())
 
 artifacts = Table(
     "artifacts", METADATA,

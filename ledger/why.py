@@ -12,8 +12,8 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, Select, Text, and_
 from .document import parsed, shown
 from .instant import NOW, iso, seconds_to
 from .key import Key
-from .reasons import OpenStep, Question, RunFacts, reasons
-from .schema import effects, lanes, nodes, runs, steps
+from .reasons import OpenStep, Question, RunFacts, breaker_words, reasons
+from .schema import breakers, effects, lanes, nodes, runs, steps
 
 __all__ = ["open_steps", "why"]
 
@@ -60,12 +60,16 @@ def _open(run_ids: Sequence[UUID]) -> Select[*tuple[Any, ...]]:
             func.coalesce(effects.c.request_encoding, steps.c.input_encoding).label("asked_encoding"),
             func.encode(func.coalesce(effects.c.request_digest, steps.c.input_hash), "hex").label("asked_digest"),
             effects.c.declared["requires_approval"].astext.label("role"),
+            breakers.c.name.label("dependency"), breakers.c.state.label("breaker"),
+            breakers.c.detail["why"].astext.label("breaker_why"),
+            seconds_to(breakers.c.next_probe_at).label("probe_in"),
         )
         .select_from(
             steps.join(runs, runs.c.run_id == steps.c.run_id)
             .outerjoin(_owner, _owner.c.node_id == steps.c.owner)
             .outerjoin(_child, is_child)
             .outerjoin(effects, effects.c.idempotency_key == steps.c.effect_key)
+            .outerjoin(breakers, and_(breakers.c.name == steps.c.uses, breakers.c.state != "closed"))
         )
         .where(steps.c.run_id.in_(run_ids), steps.c.status.in_(OPEN), steps.c.generation == runs.c.generation)
         .order_by(steps.c.run_id, steps.c.created_at, steps.c.path, steps.c.step_id, steps.c.iteration)
@@ -100,7 +104,13 @@ def _step(row: RowMapping) -> OpenStep:
         served=row["is_served"],
         child=row["child"],
         question=_question(row) if row["is_question"] else None,
+        breaker=_breaker(row) if row["dependency"] is not None else None,
     )
+
+
+def _breaker(row: RowMapping) -> str:
+    probe_in = _number(row["probe_in"])
+    return breaker_words(row["dependency"], state=row["breaker"], why=row["breaker_why"], probe_in=probe_in)
 
 
 def _question(row: RowMapping) -> Question:

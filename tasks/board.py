@@ -19,12 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
+from ..recovery.breaker import Outcome, Tally
+
 __all__ = ["Board", "Executing", "process_start"]
 
 # last good beat (monotonic s), when draining began, draining, the ledger's incarnation (low 64 bits), 1 + the slot
 # whose step runs alone
 _HEAD = struct.Struct("=ddBxxxxxxxQq")
 _MARK = struct.Struct("=dd")  # last claim (s since the epoch, the ledger's clock), newest dispatch among the claimed
+# Calls of one dependency that one slot has made: ok, failed, throttled, and until when (monotonic s) the other side
+# wants to be left alone. Native sizes: each number is written at once, so a reader sees the old one or the new one.
+_CALLS = struct.Struct("@qqqd")
 _SLOT = struct.Struct("=16sqqd")  # claim token, pid, the process's start time, since when (monotonic s)
 _EMPTY = b"\0" * 16
 _LANES = 64
@@ -53,11 +58,13 @@ def process_start(pid: int) -> int:
 class Board:
     """One worker's shared memory: made before the fork, inherited by every child."""
 
-    def __init__(self, *, slots: int, lanes: tuple[str, ...]) -> None:
+    def __init__(self, *, slots: int, lanes: tuple[str, ...], dependencies: tuple[str, ...] = ()) -> None:
         self.slots = slots
         self.lanes = lanes[:_LANES]
+        self.dependencies = {name: place for place, name in enumerate(dependencies)}
         self._marks_at = _HEAD.size
-        self._slots_at = self._marks_at + _MARK.size * _LANES
+        self._calls_at = self._marks_at + _MARK.size * _LANES
+        self._slots_at = self._calls_at + _CALLS.size * slots * len(self.dependencies)
         self._memory = mmap.mmap(-1, self._slots_at + _SLOT.size * slots)
         self._free = list(range(slots))
         self._guard = threading.Lock()
@@ -133,6 +140,34 @@ class Board:
                 found[lane] = [last, newest]
         return found
 
+    # Calls of dependencies (P39): each slot counts its own, and never down, so that nothing is lost with a child.
+
+    def count(self, slot: int, dependency: str, outcome: Outcome, *, leave_for: float = 0.0) -> None:
+        """Count a call; a bad one wakes the main process, which need not wait for its beat."""
+        place = self.dependencies.get(dependency)
+        if place is None:
+            return
+        at = self._calls_of(slot, place)
+        ok, failed, throttled, until = _CALLS.unpack_from(self._memory, at)
+        until = max(until, time.monotonic() + leave_for) if leave_for else until
+        counted = {"ok": ok, "failed": failed, "throttled": throttled}
+        counted[outcome.value] += 1
+        _CALLS.pack_into(self._memory, at, *counted.values(), until)
+        if outcome is not Outcome.OK:
+            self._ring()
+
+    def calls(self) -> dict[str, Tally]:
+        """Sum what all slots have counted since the board was made."""
+        now, found = time.monotonic(), {}
+        for name, place in self.dependencies.items():
+            rows = [_CALLS.unpack_from(self._memory, self._calls_of(slot, place)) for slot in range(self.slots)]
+            ok, failed, throttled = (sum(row[which] for row in rows) for which in range(3))
+            found[name] = Tally(ok, failed, throttled, max(0.0, max(row[3] for row in rows) - now))
+        return found
+
+    def _calls_of(self, slot: int, place: int) -> int:
+        return self._calls_at + (place * self.slots + slot) * _CALLS.size
+
     # Slots.
 
     def introduce(self, slot: int) -> None:
@@ -141,6 +176,9 @@ class Board:
         """
         if self._read(slot).token is None:
             self._write(slot, _EMPTY, os.getpid(), process_start(os.getpid()))
+        self._ring()
+
+    def _ring(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.write(self._hello_writer, b"!")
 
@@ -184,7 +222,7 @@ class Board:
         return [found.token for found in self.read() if found.token is not None]
 
     def drain_hellos(self) -> None:
-        """Empty the pipe that new children write to."""
+        """Empty the pipe that new children, and bad calls, write to."""
         with contextlib.suppress(BlockingIOError):
             while os.read(self.hello_reader, 4096):
                 pass

@@ -35,6 +35,7 @@ from ..ledger.key import Key
 from ..ledger.steps import Claimed, NotYours, Outcome, Settled
 from .advance import Advance
 from .attempt import Job, Raised, Returned
+from .dependency import Dependencies
 from .ending import diverged
 from .histories import Histories, Replay, record_of, run_info
 from .loan import Loan, Shutdown
@@ -85,9 +86,16 @@ class Executor:
         self._publisher = publisher
         self._registry = registry
         self._node_id = node_id
+        self._dependencies = Dependencies(settings, loan, node_id=node_id)
         self._advance = Advance(settings, loan=loan, histories=histories, performance=performance, node_id=node_id)
         self._settler = Settler(
-            settings, loan=loan, performance=performance, advance=self._advance, release=self._release, node_id=node_id
+            settings,
+            loan=loan,
+            performance=performance,
+            advance=self._advance,
+            dependencies=self._dependencies,
+            release=self._release,
+            node_id=node_id,
         )
 
     def execute(self, run: str, step: str, lane: str) -> None:
@@ -243,6 +251,7 @@ class Executor:
             return self._settler.work(turn)
         # P24: the scan ended an attempt; the policy is evaluated where the user's code is
         if turn.claimed.pending_error is not None:
+            self._dependencies.timed_out(turn)
             return self._failed(turn, StepTimeout(seconds=turn.step.timeout))
         refused = self._performance.refusal(turn.claimed)
         if refused is not None:
@@ -253,6 +262,7 @@ class Executor:
             arguments=turn.replay.driver.asked[turn.key].arguments,
             encode=turn.step.encode_result,
         )
+        self._dependencies.tell(turn, done)
         turn.spend(done)
         turn.artifacts += done.artifacts
         crash_point("commit.before", turn.key.wire)
@@ -316,14 +326,8 @@ class Executor:
         if answer.verdict == "budget":
             return self._stopped(turn, NO_RETRY, told)
         self._replayed_again(turn)
-        log.info(
-            "step.retried",
-            run=str(turn.run_id),
-            step=turn.key.wire,
-            error=told["type"],
-            delay=round(verdict.delay, 3),
-            answer=answer.verdict,
-        )
+        facts = {"error": told["type"], "delay": round(verdict.delay, 3), "answer": answer.verdict}
+        log.info("step.retried", run=str(turn.run_id), step=turn.key.wire, **facts)
         return ()
 
     def _stopped(self, turn: Turn, verdict: Stop, told: dict[str, Any]) -> Sequence[Next]:

@@ -22,6 +22,7 @@ import structlog
 from ..config.settings import Settings
 from ..ledger.connect import Connection, connect, is_outage
 from ..ledger.steps import Claimed, Claimer, Settled
+from ..recovery.breaker import Outcome
 from .board import Board, process_start
 
 __all__ = ["Loan", "Shutdown"]
@@ -96,6 +97,10 @@ class Loan:
         """Tell the relay, by way of the beat, how far the lane has come (P11)."""
         dispatched = claimed.dispatched_at.timestamp() if claimed.dispatched_at else 0.0
         self.board.mark(lane, claimed=claimed.db_now.timestamp(), dispatched=dispatched)
+
+    def count(self, dependency: str, outcome: Outcome, *, leave_for: float) -> None:
+        """Tell the next beat what a call of a dependency has come to (P39)."""
+        self.board.count(self._mine.slot, dependency, outcome, leave_for=leave_for)
 
     # Published rows: settled by the next statement that is made anyway (P17).
 

@@ -27,6 +27,7 @@ from ..ledger.connect import Connection, connect
 from ..ledger.errors import LedgerUnavailable
 from ..recovery.scan import recovery_lane
 from .board import Board, Executing
+from .outcomes import Outcomes
 
 __all__ = ["Heartbeat", "new_node_id"]
 
@@ -78,6 +79,7 @@ class Heartbeat:
         self.settings = settings
         self.node = node
         self.board = board
+        self._outcomes = Outcomes(board, settings.breakers, by=node.node_id)
         self._url = direct_url
         self._connection: Connection | None = None
         self._locked = False
@@ -199,6 +201,7 @@ class Heartbeat:
             return None
         self.board.beaten(time.monotonic())
         self.board.identify(found.incarnation)
+        self._flush()  # after the beat, and apart from it: outcomes must not cost a lease
         return found
 
     # The loop.
@@ -213,15 +216,30 @@ class Heartbeat:
                 due = time.monotonic() + (
                     self.settings.worker.beat if answered else min(BACKOFF, self.settings.worker.beat)
                 )
+            elif self._outcomes.wanted_in() == 0:
+                self._flush()
             if self._drain_until is not None and time.monotonic() >= self._drain_until:
                 self._end_drain()
                 return
+
+    def _flush(self) -> None:
+        """Tell the ledger what calls have come to; what it does not hear is no verdict."""
+        try:
+            with self._guard:
+                if self._connection is not None and not self._connection.closed:
+                    self._outcomes.flush(self._connection)
+        except psycopg.Error as error:
+            log.warning("node.outcomes_untold", error=" ".join(str(error).split())[:200])
+        except Exception:  # a breaker's row that cannot be read: the log has it, and the beat goes on
+            log.exception("node.outcomes_untold")
 
     _announced = False
 
     def _wait_for(self, due: float) -> float:
         until = due if self._drain_until is None else min(due, self._drain_until)
-        return max(0.0, until - time.monotonic())
+        soon = self._outcomes.wanted_in()
+        left = max(0.0, until - time.monotonic())
+        return left if soon is None else min(left, soon)
 
     def _await_events(self, seconds: float) -> None:
         for found in self.board.read():

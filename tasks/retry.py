@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from .step import Step
 
-__all__ = ["NO_RETRY", "Retry", "Stop", "decide", "pause"]
+__all__ = ["NO_RETRY", "Retry", "Stop", "decide", "is_retried", "pause"]
 
 T = TypeVar("T")
 
@@ -78,6 +78,14 @@ def decide(
     if time_left is not None and verdict.delay >= time_left:
         return Stop("deadline", f"the next attempt would begin in {verdict.delay:.1f} s, after the run's deadline")
     return verdict
+
+
+def is_retried(step: Step[..., object], error: BaseException) -> bool:
+    """Whether an error is one that the step's policy tries again, were it the first."""
+    try:
+        return _is_retried(step, error=error, state=_state(step.fn, attempt=1, error=error, elapsed=0.0))
+    except Exception:  # noqa: BLE001  # the user's policy: `decide` says what is wrong with it
+        return False
 
 
 def pause(

@@ -29,6 +29,7 @@ from ..ledger.key import Key
 from ..recovery.reconcile import Way
 from .advance import Advance
 from .attempt import Job, Raised, Returned
+from .dependency import Dependencies
 from .doubt import misfit, pause_of, way_of
 from .loan import Loan
 from .performance import Performance, Performed
@@ -77,6 +78,7 @@ class Settler:
         loan: Loan,
         performance: Performance,
         advance: Advance,
+        dependencies: Dependencies,
         release: _Release,
         node_id: str,
     ) -> None:
@@ -84,6 +86,7 @@ class Settler:
         self.loan = loan
         self._performance = performance
         self._advance = advance
+        self._dependencies = dependencies
         self._release = release
         self._node_id = node_id
 
@@ -112,6 +115,7 @@ class Settler:
         """Go on with what nobody knows."""
         effect = turn.effect
         if turn.claimed.pending_error is not None:  # P24: the scan ended a sending; the policy is the user's code
+            self._dependencies.timed_out(turn)
             spent = Performed(Raised(StepTimeout(seconds=turn.declared.timeout)))
             return self._raised(turn, StepTimeout(seconds=turn.declared.timeout), spent, how="send")
         match way_of(turn, lookups=effect.lookups):
@@ -141,6 +145,7 @@ class Settler:
     def _ask(self, turn: Turn) -> Sequence[Next]:
         """Ask the other side whether it has done it."""
         answer = ask(turn, self._performance)
+        self._dependencies.tell(turn, answer.done)
         match answer.says:
             case "found":
                 assert answer.done.encoded is not None
@@ -202,6 +207,7 @@ class Settler:
         crash_point("effect.before", turn.key.wire)
         done = self._performance.perform(request.job, turn.claimed, arguments=request.arguments, encode=request.encode)
         crash_point("effect.after", turn.key.wire)
+        self._dependencies.tell(turn, done, sent=True)
         turn.spend(done)
         turn.artifacts += done.artifacts
         match done.came:

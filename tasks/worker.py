@@ -33,6 +33,7 @@ from ..ledger.connect import Connection, connect
 from ..ledger.errors import LedgerUnavailable, describe
 from ..ledger.key import Key
 from ..ledger.nodes import Node
+from ..recovery import outcomes
 from ..recovery.scan import recovery_lane, scan
 from . import registry as declared
 from .app import App, make_app, worker_argv
@@ -170,7 +171,12 @@ class Worker:
         threads = "prefork" not in f"{instance.pool_cls.__module__}"
         self._main = os.getpid()
         crash.set_main(self._main)
-        board = Board(slots=instance.concurrency + SPARE_SLOTS, lanes=tuple(self.settings.lanes))
+        dependencies = {step.uses for step in declared.steps().values() if step.uses is not None}
+        board = Board(
+            slots=instance.concurrency + SPARE_SLOTS,
+            lanes=tuple(self.settings.lanes),
+            dependencies=tuple(sorted(dependencies)),
+        )
         loan = Loan(self.settings, self.ends.ledger_url, board=board, node_id=self.node_id)
         histories = Histories(
             size=self.settings.worker.cache_runs, watchdog=Watchdog(self.settings.worker.flow_timeout)
@@ -187,6 +193,7 @@ class Worker:
         self._board = board
         with self._connect("lanes") as connection:
             ledger_lanes.apply(connection, self.settings.lanes, window=self.settings.relay.window, only_missing=True)
+            outcomes.introduce(connection, self.settings.breakers, dependencies, only_missing=True)
         self._heartbeat = Heartbeat(
             self.settings,
             self.ends.direct_url,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.resources import files
 from uuid import uuid4
 
 import psycopg
 import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+from safepoint.ledger import functions
+from safepoint.ledger.connect import connect
 from safepoint.ledger.schema import METADATA
 from safepoint.ledger.upgrade import REVISIONS
 from servers import drop_database
@@ -68,3 +71,24 @@ def test_the_revisions_named_for_a_quick_start_are_the_migrations() -> None:
     scripts = ScriptDirectory.from_config(config).walk_revisions()
 
     assert tuple(reversed([script.revision for script in scripts])) == REVISIONS
+
+
+def test_the_functions_can_be_put_in_place_again(ledger_url: str) -> None:
+    count = "SELECT count(*) FROM pg_proc WHERE pronamespace = 'safepoint'::regnamespace"
+    open_to_all = f"{count} AND has_function_privilege('public', oid, 'EXECUTE')"
+    with connect(ledger_url, name="test") as connection:
+        before = connection.execute(count).fetchone()
+
+        with connection.transaction():
+            functions.replace(connection)  # type: ignore[arg-type]  # psycopg wants literals
+
+        assert connection.execute(count).fetchone() == before
+        assert connection.execute(open_to_all).fetchone() == (0,)
+
+
+def test_every_file_of_functions_is_put_in_place() -> None:
+    found = {
+        file.name.removesuffix(".sql") for file in files("safepoint.ledger").iterdir() if file.name.endswith(".sql")
+    }
+
+    assert found - {"core"} == set(functions.PARTS)

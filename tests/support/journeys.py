@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from safepoint import Budget, Permanent, continue_as, current, flow, gather, on_start, step
-from tenacity import retry_if_exception_type, stop_after_attempt, wait_none
+from tenacity import retry_if_exception_type, stop_after_attempt, wait_fixed, wait_none
 
 POLL = 0.005
 
@@ -302,3 +302,19 @@ async def spending(n: int) -> int:
     if n > 1:
         await continue_as(n - 1)
     return sum(found)
+
+
+# --- a dependency that goes away ------------------------------------------------------------------------------------
+
+
+@step(uses="oracle", wait=wait_fixed(0.2), stop=stop_after_attempt(8))
+def consult(x: int) -> int:
+    begin()
+    if not gate("oracle").exists():
+        raise ConnectionRefusedError("the oracle is away")
+    return x
+
+
+@flow(version="1")
+async def counsel(x: int) -> int:
+    return await consult(x)

@@ -54,7 +54,8 @@ def wipe(url: str) -> None:
     """Empty a ledger: nothing but three lanes without limits, and the real clock."""
     with connect(url, name="test") as connection:
         connection.execute("SET synchronous_commit = off")
-        for table in ("runs", "nodes", "flows", "lanes", "outbox_messages", "idempotency_keys", "identity"):
+        emptied = ("runs", "nodes", "flows", "lanes", "breakers", "outbox_messages", "idempotency_keys", "identity")
+        for table in emptied:
             connection.execute(f"DELETE FROM safepoint.{table}")  # type: ignore[arg-type]  # our own names
         connection.execute("INSERT INTO safepoint.identity DEFAULT VALUES")
         connection.execute("INSERT INTO safepoint.lanes (name) VALUES ('online'), ('recovery'), ('control')")

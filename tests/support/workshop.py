@@ -68,7 +68,8 @@ class Workshop:
     def __init__(self, url: str, settings: Settings, *, node: str = NODE, belt: Belt | None = None) -> None:
         self.settings = settings
         self.belt = belt or Belt()
-        self.board = Board(slots=8, lanes=tuple(settings.lanes))
+        uses = {step.uses for step in registry.steps().values() if step.uses}
+        self.board = Board(slots=8, lanes=tuple(settings.lanes), dependencies=tuple(sorted(uses)))
         self.board.beaten(time.monotonic())
         self.loan = Loan(settings, url, board=self.board, node_id=node)
         self.histories = Histories(size=16, watchdog=Watchdog(10.0))

@@ -198,3 +198,35 @@ def test_an_error_keeps_its_problems_on_its_way_between_processes(write):
 
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (str(copy), copy.problems) == (str(caught.value), caught.value.problems)
+
+
+def test_a_breakers_table_differs_from_all_breakers_in_single_keys(write):
+    path = write("[breakers]\nratio = 0.7\n[breakers.llm]\nprobes = 2\n")
+
+    breakers = load(path, {"SAFEPOINT_BREAKERS__WINDOW": "30", "SAFEPOINT_BREAKERS__LLM__RATIO": "0.2"}).breakers
+
+    llm, other = breakers.of("llm"), breakers.of("anything")
+    assert (llm.ratio, llm.probes, llm.window) == (0.2, 2, 30.0)
+    assert (other.ratio, other.probes, other.window) == (0.7, 3, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "env", "said"),
+    [
+        ("[breakers]\nratoi = 1", {}, "breakers.ratoi: unknown key; did you mean breakers.ratio?"),
+        ("[breakers.llm]\nwindw = 1", {}, "breakers.llm.windw: unknown key; did you mean breakers.llm.window?"),
+        (
+            "[breakers.llm]\nratio = 2",
+            {},
+            "breakers.llm.ratio: 2 is not accepted. Accepted: a number above 0 at most 1",
+        ),
+        ("[breakers.llm]\nopen_for = 900", {}, "breakers.llm: open_for is 900 s; it must be at most max_open (300 s)"),
+        ("", {"SAFEPOINT_BREAKERS__LLM__RATIO": "1"}, "SAFEPOINT_BREAKERS__LLM__RATIO: unknown key"),
+    ],
+)
+def test_what_is_wrong_with_a_breaker_is_named(write, text, env, said):
+    assert said in problems(write(text), env)
+
+
+def test_what_is_wrong_with_all_breakers_is_said_once(write):
+    assert problems(write("[breakers]\nratio = 7\n[breakers.llm]\nprobes = 2\n")).count("\n") == 0
