@@ -22,11 +22,13 @@ demo: setup-demo        ## a run that survives two kill -9, on servers that star
 	@$(BIN)/safepoint demo
 
 # A process for each group: signal handlers, Celery's pools and settings that one leaves behind are not another's.
-# They run side by side, so the longest come first; the last one is all that is in no other. exec: a signal to make reaches it.
+# They run side by side, so the longest come first; one of them is all that is in no other. exec: a signal to make reaches it.
 MATRIX := tests/chaos/test_crash_matrix.py
+# Deaths over effects, which share what they have started.
+EFFECTS := tests/chaos/test_effect_matrix.py tests/chaos/test_effect_request.py tests/chaos/test_effect_fuzz.py tests/chaos/test_compensation.py
 OWN := tests/chaos tests/cli tests/celery tests/ledger tests/recovery tests/tasks
-GROUPS := "tests/chaos --ignore=$(MATRIX)" "tests/celery" "tests/cli" "$(MATRIX)" "tests/ledger tests/recovery tests/tasks" \
-	"tests $(OWN:%=--ignore=%)"
+GROUPS := "tests/ledger tests/recovery tests/tasks" "tests/celery" "$(EFFECTS)" "tests/cli" \
+	"tests/chaos $(MATRIX:%=--ignore=%) $(EFFECTS:%=--ignore=%)" "tests $(OWN:%=--ignore=%)" "$(MATRIX)"
 
 test: setup     ## the tests; TEST_ARGS="-k name" picks some
 ifeq ($(strip $(TEST_ARGS)),)

@@ -18,7 +18,7 @@ def new_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[]
     """`new_valkey()` returns the URL of an empty database of a Valkey that serves these tests alone."""
     server = ValkeyServer(tmp_path_factory.mktemp("valkey"))
     server.start()
-    numbers = iter(range(16))
+    numbers = iter(range(256))
     yield lambda: with_path(server.url, str(next(numbers)))
     server.kill()
 

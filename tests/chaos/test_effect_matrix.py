@@ -86,7 +86,15 @@ def test_a_person_settles_what_nobody_can_know(deaths: Deaths, witness: Witness,
     effect = death.effects[0]
     value: Any = death.numbers[0] if verdict == "succeeded" else None
 
-    answer = resolve(fleet, effect, verdict=verdict, value=value)
+    answers: list[str] = []
+
+    def is_taken() -> bool:
+        """Whether nothing can arrive any more: who has found nothing is asked to look again after that (P33)."""
+        answers.append(resolve(fleet, effect, verdict=verdict, value=value))
+        return answers[-1] != "early"
+
+    fleet.until(is_taken)
+    answer = answers[-1]
     again = resolve(fleet, effect, verdict=verdict, value=value)
     account = fleet.assert_sound(death.run, status=end)
 
