@@ -16,7 +16,7 @@ from safepoint.errors import ArtifactStoreUnavailable, RetryAfter
 from safepoint.ledger.connect import connect
 from safepoint.ledger.errors import StepTimeout
 from safepoint.recovery.breaker import Outcome, Tally
-from safepoint.recovery.outcomes import force_open, introduce, record
+from safepoint.recovery.outcomes import close, force_open, introduce, record
 from safepoint.tasks.attempt import Raised, Returned
 from safepoint.tasks.board import Board
 from safepoint.tasks.dependency import Call, call_of
@@ -60,6 +60,17 @@ def open_ticket(what: str) -> str:
 @open_ticket.lookup
 def _(what: str) -> Lookup[str]:
     return outside.look(current().idempotency_key)
+
+
+@open_ticket.compensate
+def _(ticket: str) -> None:
+    outside.do("close", ticket, current().idempotency_key)
+
+
+@flow(name="dep_undone", version="1")
+async def opens_in_vain(what: str) -> None:
+    await open_ticket(what)
+    raise Permanent("in vain")
 
 
 @flow(name="dep_flow", version="1")
@@ -315,6 +326,19 @@ def test_what_a_person_has_settled_is_stored_while_its_dependency_is_away(play: 
     play.work(seconds=1)
 
     assert (play.row["status"], play.row["result"]) == ("succeeded", b'"T-1"')
+
+
+def test_an_effect_is_undone_only_when_its_dependency_is_back(play: Play) -> None:
+    outside.before(lambda: opened_by_hand(play))
+    play.go("dep_undone", what="x")
+
+    for _ in range(3):
+        play.work(seconds=30)
+    assert (outside.count("ticket"), outside.count("close"), play.row["status"]) == (1, 0, "cancelling")
+
+    assert close(play.verbs.connection, TICKETS, by="ann", why="done")
+    play.work(seconds=1)
+    assert (outside.count("close"), play.row["status"]) == (1, "failed")
 
 
 # A flush.
