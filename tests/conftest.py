@@ -19,7 +19,7 @@ import psycopg
 import pytest
 import redis
 from kombu import Connection
-from safepoint.config import embedded
+from safepoint.config import embedded, postgres
 from safepoint.ledger.upgrade import upgrade
 
 # tests/ is no package: what several folders share is imported from here by its own name.
@@ -58,7 +58,12 @@ def _session_home() -> Path:
 def stack() -> Iterator[embedded.EmbeddedStack]:
     """This session's PostgreSQL and Valkey; the last of xdist's workers stops them."""
     home = _session_home()
-    with embedded.ensure(home) as share:
+    # Left to the system's cache: no test of it pulls the plug. Tests that kill a ledger have a server of their own.
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "full_page_writes"):
+            patch.setitem(postgres._SETTINGS, name, "off")  # for this one server
+        share = embedded.ensure(home)
+    with share:
         yield share
     if not embedded.status(home).in_use:
         shutil.rmtree(home, ignore_errors=True)
