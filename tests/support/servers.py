@@ -135,7 +135,8 @@ class ValkeyServer:
 
     def start(self) -> None:
         """Start it, empty, and wait until it answers."""
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--databases", "256"]
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        options += ["--databases", "256"]  # one for each fleet of a session
         with (self.folder / f"valkey-{self.port}.log").open("ab") as log:
             command = [str(valkey_program()), *options, "--dir", str(self.folder)]
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
