@@ -41,8 +41,8 @@ BEGIN
     END IF;
     until := instant + make_interval(secs => p_delay);
     parked := r.paused_at IS NOT NULL;
-    -- Settled by somebody else meanwhile: the next claim commits that.
-    IF p_hold IS NOT NULL AND e.status IN ('executing', 'unknown') THEN until := 'infinity'; ELSE p_hold := NULL; END IF;
+    -- Settled by somebody else meanwhile: the next claim commits that. An undoing that was never sent is held as well as one that nobody knows.
+    IF p_hold IS NOT NULL AND (e.status IN ('executing', 'unknown') OR e.status = 'pending' AND s.kind = 'compensation') THEN until := 'infinity'; ELSE p_hold := NULL; END IF;
     UPDATE steps SET status = CASE WHEN p_hold IS NULL THEN 'ready' ELSE 'held' END, attempt = s.attempt + p_counts::integer, claim_token = NULL,
            committed_token = p_token, owner = NULL, lane = s.home_lane, ready_at = CASE WHEN p_hold IS NULL THEN until ELSE instant END,
            dispatched_at = NULL, dispatches = 0, pending_error = NULL, error = coalesce(p_error, s.error),

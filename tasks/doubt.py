@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from ..ledger.codec import JSON
-from ..ledger.errors import ValueNotDecodable, ValueNotOpened
+from ..ledger.errors import ValueNotDecodable, ValueNotOpened, describe
 from ..recovery.reconcile import Doubt, Way, reconcile
 from .retry import pause
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .record import Load
     from .turn import Turn
 
-__all__ = ["misfit", "pause_of", "way_of"]
+__all__ = ["misfit", "pause_of", "says", "way_of"]
 
+log = structlog.get_logger("safepoint.effect")
 LOOKUPS = 8  # answers that tell nothing before a person is asked, unless the lookup says otherwise
 
 
@@ -66,3 +71,12 @@ def pause_of(turn: Turn, *, lookups: int, error: BaseException | None) -> float 
 
 def _enough(state: Any) -> bool:
     return bool(state.attempt_number >= LOOKUPS)
+
+
+def says(predicate: Callable[[BaseException], bool], error: BaseException) -> bool:
+    """Ask a declaration's predicate about an error; what it cannot say is no."""
+    try:
+        return predicate(error)
+    except BaseException as broken:  # noqa: BLE001  # the user's predicate, even if it exits: what it cannot say stays unknown
+        log.warning("effect.predicate", error=str(describe(broken)))
+        return False

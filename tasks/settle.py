@@ -30,7 +30,7 @@ from ..recovery.reconcile import Way
 from .advance import Advance
 from .attempt import Job, Raised, Returned
 from .dependency import Dependencies
-from .doubt import misfit, pause_of, way_of
+from .doubt import misfit, pause_of, says, way_of
 from .loan import Loan
 from .performance import Performance, Performed
 from .purse import Purse, budget_hold
@@ -180,6 +180,9 @@ class Settler:
     def _send(self, turn: Turn, *, how: Literal["send", "again"]) -> Sequence[Next]:
         """Send the frozen request, once the ledger has it as `executing`."""
         request = self._request(turn)
+        if request is None:  # P37: what cannot be undone any more is for people, and no worker's loop
+            text = f"{turn.declared.name} declares no compensation any more"
+            return self._hold(turn, {"type": "NoCompensation", "message": text, "not_executed": True})
         began = time.monotonic()  # before the first try: a begin that is sent again renews nothing (P4)
         safety, timeout = turn.declared.safety, turn.declared.timeout + self.settings.worker.step_grace
         begun = self._asked(
@@ -219,7 +222,7 @@ class Settler:
             case Raised(error=error):
                 return self._raised(turn, error, done, how=how)
 
-    def _request(self, turn: Turn) -> _Request:
+    def _request(self, turn: Turn) -> _Request | None:
         step, plain = turn.declared, self._performance.plain(turn.claimed)
         if not turn.is_compensation:
             return _Request(
@@ -230,8 +233,7 @@ class Settler:
             )
         undo = step.compensate_fn
         if undo is None:
-            msg = f"{step.name} declares no compensation any more"
-            raise SafepointError(msg)
+            return None
         return _Request(
             Job(undo, iscoroutinefunction(undo), step.timeout),
             lambda: ((step.decode_result(plain),), {}),
@@ -289,12 +291,12 @@ class Settler:
             told |= {"outcome": "succeeded", "message": f"it was done; its result cannot be stored: {told['message']}"}
         # Ours: the request may have left, whatever a declaration like OSError says of a timeout.
         elif how == "send" and not isinstance(error, StepTimeout):
-            if _says(turn.declared.safety.is_not_sent, error):
+            if says(turn.declared.safety.is_not_sent, error):
                 verdict = self._decided(turn, error, retries_left=None)  # that is counted as it is retried
                 if isinstance(verdict, Retry):
                     return self._retry(turn, told, delay=verdict.delay)
                 return self._fail(turn, told | {"stopped": verdict.text}, why=f"never sent: {verdict.text}")
-            if _says(turn.declared.safety.is_rejected, error):
+            if says(turn.declared.safety.is_rejected, error):
                 return self._fail(turn, told, why="the other side has rejected it")
         way = way_of(turn, lookups=0)
         if how == "send" and way is Way.HOLD:
@@ -390,11 +392,3 @@ class Settler:
         """Ask the ledger until it answers, with signals held back (P3)."""
         with masked():
             return self.loan.ask(ask, starting=False)
-
-
-def _says(predicate: Callable[[BaseException], bool], error: BaseException) -> bool:
-    try:
-        return predicate(error)
-    except BaseException as broken:  # noqa: BLE001  # the user's predicate, even if it exits: what it cannot say stays unknown
-        log.warning("effect.predicate", error=str(describe(broken)))
-        return False

@@ -443,3 +443,17 @@ def test_our_own_timeout_is_no_error_that_a_declaration_means(play: Play) -> Non
 
     assert play.row["status"] == "held"
     assert outside.count("wide") == 1
+
+
+def test_an_undoing_that_the_code_no_longer_has_holds_the_run_and_keeps_no_worker_busy(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play.go("eff_undo", stop="eff_fails#1")
+    with monkeypatch.context() as patch:
+        patch.setattr(undone, "compensate_fn", None)
+        play.work()
+
+    assert (play.row["status"], play.row["reason"]["code"]) == ("held", "compensation")
+    control.resume(play.verbs.connection, play.run, by="ann")
+    play.work()
+    assert (play.row["status"], outside.did("undo")) == ("failed", ["did second", "did first"])
