@@ -6,6 +6,7 @@ Nothing here is asserted: a machine is as fast as it is. Each part starts its ow
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 import growth
@@ -22,6 +23,7 @@ def main() -> int:
     if unknown:
         print(f"no such measurement: {', '.join(unknown)}; there are {', '.join(PARTS)}", file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     for name in wanted:
         PARTS[name](quick=os.environ.get("QUICK") == "1")
     return 0
