@@ -6,7 +6,7 @@ Only the policy is here; it is applied in the ledger when rows leave the outbox,
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -23,6 +23,7 @@ def _no_limit(value: object) -> object:
 _Unlimited = BeforeValidator(_no_limit)
 Rate = Annotated[Annotated[float, Field(ge=0, allow_inf_nan=False)] | None, _Unlimited]
 Count = Annotated[Annotated[int, Field(ge=0)] | None, _Unlimited]
+Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Burst = Annotated[Annotated[int, Field(ge=1)] | None, _Unlimited]
 
 
@@ -38,6 +39,11 @@ class Lane(BaseModel):
     in_flight: Count = None  # steps published and not yet ended
     window: Count = None  # messages in the broker that nobody has claimed; more wait in the ledger
     inline_slice: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # seconds
+    tenant_in_flight: Count = None  # of them, of one tenant
+    weights: dict[str, Weight] = Field(default_factory=dict)  # a tenant's turns for each one of a tenant without weight
+    order: Literal["priority", "deadline"] = "priority"  # what goes first within a tenant; the other one comes next
+    stop_on_breaker: bool = True  # steps of an open breaker wait; false lets them through all the same
+    paused: bool = False  # nothing of it starts
 
     @model_validator(mode="before")
     @classmethod
@@ -46,10 +52,14 @@ class Lane(BaseModel):
             return {**values, "queue": values.get("name", "")}
         return values
 
+    def as_policy(self) -> dict[str, Any]:
+        """Return what is set and is no default, as the ledger keeps it."""
+        return self.model_dump(mode="json", exclude={"name", "queue"}, exclude_defaults=True)
+
     @property
     def limited(self) -> bool:
         """Whether admission is counted: such a lane is published by the relay alone."""
-        return self.rate is not None or self.in_flight is not None
+        return self.rate is not None or self.in_flight is not None or self.tenant_in_flight is not None
 
     @property
     def bucket(self) -> int:

@@ -81,7 +81,7 @@ class RelaySettings(Table):
     redispatch_after: Seconds = 10.0  # published and never claimed for this long: published again
     batch: Count = 100
     poll: Seconds = 1.0
-    window: Count = 1000  # messages of one lane in the broker
+    window: Count | None = None  # messages of one lane in the broker; none: what keeps its workers busy
 
 
 class ScanSettings(Table):

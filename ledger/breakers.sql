@@ -15,7 +15,7 @@ $$;
 -- Lanes may let their steps through whatever the breakers say: stop_on_breaker = false.
 CREATE FUNCTION safepoint.heeds_breakers_v1(p_lane text) RETURNS boolean LANGUAGE sql STABLE
 SET search_path = safepoint, pg_temp AS $$
-    SELECT coalesce((SELECT (policy->>'stop_on_breaker')::boolean FROM lanes WHERE name = p_lane), true)
+    SELECT coalesce((SELECT stop_on_breaker FROM lanes WHERE name = p_lane), true)
 $$;
 
 CREATE FUNCTION safepoint.breaker_reason_v1(b safepoint.breakers, p_reason jsonb, p_now timestamptz) RETURNS jsonb LANGUAGE sql STABLE
@@ -57,7 +57,7 @@ BEGIN
         END IF;
     END IF;
     -- A moment earlier, so that the ticket of who has published it settles it no more.
-    UPDATE steps SET due_at = least(due_at - interval '1 ms', p_now + interval '1 hour'), dispatched_at = NULL, reason = breaker_reason_v1(b, s.reason, p_now)
+    UPDATE steps SET due_at = least(due_at - interval '1 ms', p_now + interval '1 hour'), dispatched_at = NULL, queued = 0, reason = breaker_reason_v1(b, s.reason, p_now)
      WHERE run_id = s.run_id AND generation = s.generation AND path = s.path AND step_id = s.step_id AND iteration = s.iteration AND status = 'ready';
     PERFORM refresh_v1(s.run_id);
     RETURN 'breaker';
@@ -97,7 +97,7 @@ DECLARE
     moved uuid[];
 BEGIN
     WITH aside AS (
-        UPDATE steps s SET due_at = p_now + interval '1 hour', dispatched_at = NULL, reason = breaker_reason_v1(b, s.reason, p_now)
+        UPDATE steps s SET due_at = p_now + interval '1 hour', dispatched_at = NULL, queued = 0, reason = breaker_reason_v1(b, s.reason, p_now)
           FROM (SELECT d.run_id, d.generation, d.path, d.step_id, d.iteration FROM steps d
                  WHERE d.status = 'ready' AND d.uses = b.name AND d.due_at <= p_now AND heeds_breakers_v1(d.lane) AND calls_v1(d)
                    -- What was let out to probe stays so, unless the breaker has opened again since.

@@ -49,6 +49,8 @@ BEGIN
     ELSIF s.ready_at > instant THEN no := 'later';
     ELSIF r.holds <> '{}' AND NOT settles THEN no := 'held';
     ELSIF r.paused_at IS NOT NULL THEN no := 'paused';
+    -- A limited lane's caps count what it has admitted: an old message of a row that has not been let through again is no way around them.
+    ELSIF EXISTS (SELECT FROM lanes x WHERE x.name = p_lane AND (x.paused OR x.limited AND s.dispatched_at IS NULL)) THEN no := 'lane';
     ELSIF r.ending IS NOT NULL AND NOT settles THEN no := 'stale: run is ending';
     ELSIF r.cancel_at IS NOT NULL AND NOT s.cleanup AND NOT settles THEN no := 'stale: run is cancelling';
     ELSIF r.deadline <= instant AND NOT s.cleanup AND NOT settles THEN no := 'deadline';
@@ -71,7 +73,7 @@ BEGIN
     END IF;
     IF no IS NOT NULL THEN
         -- P14: a refusal never moves due_at later; one that only this node gives sends the step on its way again.
-        IF no IN ('draining', 'version', 'alone') THEN
+        IF no IN ('draining', 'version', 'alone', 'lane') THEN
             UPDATE steps SET due_at = least(due_at, instant), dispatched_at = NULL WHERE run_id = p_run AND generation = p_generation
                 AND path = p_path AND step_id = p_step AND iteration = p_iteration AND status = 'ready';
         END IF;
@@ -80,7 +82,7 @@ BEGIN
     -- P38: what is reserved must not be forgotten while its executor spends it.
     IF s.effect_key IS NULL AND NOT coalesce(purse ? 'reserved', false) THEN PERFORM set_config('synchronous_commit', 'off', true); END IF;
     IF NOT again THEN
-        UPDATE steps SET status = 'running', reason = NULL, due_at = NULL, claim_token = p_token, epoch = s.epoch + 1, owner = p_node,
+        UPDATE steps SET status = 'running', reason = NULL, due_at = NULL, queued = 0, claim_token = p_token, epoch = s.epoch + 1, owner = p_node,
                owner_pid = p_pid, owner_pid_start = p_pid_start, claimed_at = instant, claimed_from = s.lane, lane = s.home_lane,
                expires_at = instant + make_interval(secs => p_timeout), first_claimed_at = coalesce(s.first_claimed_at, instant),
                reserved_tokens = CASE WHEN purse IS NULL OR purse ? 'reserved' THEN coalesce((s.reserve->>'tokens')::bigint, 0) ELSE 0 END,

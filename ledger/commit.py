@@ -63,6 +63,7 @@ class Next:
     due: str | None
     attempt: int
     epoch: int
+    queued: bool = False  # the relay admits it; nobody else publishes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +154,9 @@ def _ending(ending: Ending | None) -> tuple[Any, ...]:
 def _next(item: dict[str, Any], generation: int) -> Next:
     key = Key(item.get("generation", generation), item["path"], item["step"], item["iteration"])
     return Next(
-        key, item["kind"], item["name"], item["lane"], item["status"], item["due"], item["attempt"], item["epoch"]
-    )
+        key, item["kind"], item["name"], item["lane"], item["status"], item["due"], item["attempt"], item["epoch"],
+        queued=item.get("queued", False),
+    )  # fmt: skip
 
 
 def _json(value: object) -> Jsonb | None:

@@ -18,8 +18,8 @@ BEGIN
     IF NOT FOUND THEN RETURN false; END IF;
     undo := 'compensate:' || e.step_id;
     SELECT home_lane, uses INTO home, dependency FROM steps WHERE run_id = p_run AND generation = e.generation AND path = e.path AND step_id = e.step_id AND iteration = e.iteration;
-    INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, kind, name, status, lane, home_lane, uses, due_at, ready_at, input_hash, cleanup, created_at)
-        VALUES (p_run, e.generation, e.path, undo, e.iteration, r.tenant_id, 'compensation', e.name, 'ready', coalesce(home, 'online'), coalesce(home, 'online'), dependency,
+    INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, priority, deadline, kind, name, status, lane, home_lane, uses, due_at, ready_at, input_hash, cleanup, created_at)
+        VALUES (p_run, e.generation, e.path, undo, e.iteration, r.tenant_id, r.priority, r.deadline, 'compensation', e.name, 'ready', coalesce(home, 'online'), coalesce(home, 'online'), dependency,
                 CASE WHEN r.paused_at IS NULL THEN p_now ELSE 'infinity' END, p_now, sha256(coalesce(e.result, 'null')), true, p_now);
     PERFORM schedule_effect_v1(p_run, e.generation, r.tenant_id, e.path, undo, e.iteration, e.name, sha256(coalesce(e.result, 'null')),
         coalesce(e.result, 'null'), coalesce(e.result_encoding, 'json'), jsonb_build_object('runbook', e.declared->>'runbook'), e.idempotency_key, p_now);

@@ -25,8 +25,8 @@ BEGIN
         RETURN finish_v1(p_run);
     END IF;
     -- The flow hears of it by a step of its own, so that clean-up runs under a claim like everything else (P16).
-    INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, kind, name, status, lane, home_lane, due_at, ready_at, cleanup, created_at)
-        VALUES (p_run, r.generation, '', '@cancel', 1, r.tenant_id, 'cancel', r.flow, 'ready', 'online', 'online', instant, instant, true, instant)
+    INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, priority, deadline, kind, name, status, lane, home_lane, due_at, ready_at, cleanup, created_at)
+        VALUES (p_run, r.generation, '', '@cancel', 1, r.tenant_id, r.priority, r.deadline, 'cancel', r.flow, 'ready', 'online', 'online', instant, instant, true, instant)
         ON CONFLICT DO NOTHING;
     PERFORM pg_notify('safepoint_relay', '');
     RETURN 'cancelling';
@@ -103,8 +103,8 @@ BEGIN
        OR EXISTS (SELECT FROM steps WHERE run_id = p_run AND status IN ('ready', 'running', 'waiting', 'held') AND (kind = 'advance' OR NOT p_anyway)) THEN
         RETURN false;
     END IF;
-    INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, kind, name, status, lane, home_lane, due_at, ready_at, cleanup, created_at)
-        SELECT p_run, r.generation, '', '@advance', 1 + count(*), r.tenant_id, 'advance', r.flow, 'ready', 'online', 'online',
+    INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, priority, deadline, kind, name, status, lane, home_lane, due_at, ready_at, cleanup, created_at)
+        SELECT p_run, r.generation, '', '@advance', 1 + count(*), r.tenant_id, r.priority, r.deadline, 'advance', r.flow, 'ready', 'online', 'online',
                CASE WHEN r.holds <> '{}' OR r.paused_at IS NOT NULL THEN 'infinity' ELSE instant END, instant, r.cancel_at IS NOT NULL, instant
           FROM steps WHERE run_id = p_run AND generation = r.generation AND path = '' AND step_id = '@advance';
     RETURN true;

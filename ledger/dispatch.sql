@@ -1,7 +1,8 @@
--- What may be published now. A step is due by its own column (P10); continuing steps go straight out, starts and re-dispatches are admitted
--- within the lane's window, tenants in turn, then priority, then deadline (P12). A row that was dispatched and not settled is due again after
--- the grace and goes out again: its relay died, or the broker did not answer. Only SKIP LOCKED, and neither status nor fence is touched: no run
--- lock is needed here.
+-- What may be published now. A step is due by its own column (P10). What continues a run goes straight out, unless its lane is limited or crowded; that,
+-- and every start, is queued and admitted: tenants in turn, then priority, then deadline (P12; admission.sql). A row that was dispatched and not settled
+-- is due again after the grace and goes out again: its relay died, or the broker did not answer. Rows are taken with SKIP LOCKED, and neither status nor
+-- fence is touched: no run lock is needed here. A lane's row is locked first: what holds of a lane holds over any number of relays; a lane that another
+-- relay has is left to it.
 CREATE FUNCTION safepoint.dispatch_v1(p_limit integer, p_grace double precision, p_redispatch double precision)
 RETURNS TABLE (
     run_id uuid, generation integer, path text, step_id text, iteration integer, kind text, name text, lane text, attempt integer, epoch integer,
@@ -10,128 +11,148 @@ RETURNS TABLE (
 SET search_path = safepoint, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    l record;
-    sends integer;
-    slots integer;
-    lost_before timestamptz;
+    l lanes%ROWTYPE;
+    work text;
+    room record;
+    sent integer;
+    n integer;
     instant timestamptz := safepoint.now();
 BEGIN
     PERFORM tend_breakers_v1(p_limit);
-    -- Two questions: what goes on is in steps_due, what is to be admitted in steps_queued.
-    FOR l IN SELECT x.name, x.rate IS NOT NULL OR x.in_flight IS NOT NULL AS is_limited FROM lanes x WHERE NOT x.paused AND (
-                 EXISTS (SELECT FROM steps s WHERE s.status = 'ready' AND s.lane = x.name
-                    AND (s.kind <> 'start' OR s.dispatched_at IS NOT NULL) AND s.due_at <= instant)
-                 OR EXISTS (SELECT FROM steps s WHERE s.status = 'ready' AND s.lane = x.name
-                    AND s.kind = 'start' AND s.dispatched_at IS NULL AND s.due_at <= instant)) ORDER BY x.name LOOP
-        SELECT * INTO sends, slots FROM lane_room_v1(l.name, p_limit);
-        CONTINUE WHEN sends IS NULL;
-        lost_before := lost_before_v1(l.name, p_redispatch);
-        RETURN QUERY
-        WITH RECURSIVE live AS MATERIALIZED (
-            SELECT DISTINCT n.flows, n.steps FROM nodes n
-             WHERE n.stopped_at IS NULL AND n.lease_until > instant AND NOT n.draining AND l.name = ANY (n.lanes)
-        ), tenants AS (
-            -- One look into steps_starts for each tenant, however many starts it has: who comes last is seen as well as who came first.
-            (SELECT s.tenant_id FROM steps s WHERE slots > 0 AND s.status = 'ready' AND s.kind = 'start' AND s.dispatched_at IS NULL
-                AND s.lane = l.name ORDER BY s.tenant_id LIMIT 1)
-            UNION ALL
-            SELECT (SELECT s.tenant_id FROM steps s WHERE s.status = 'ready' AND s.kind = 'start' AND s.dispatched_at IS NULL AND s.lane = l.name
-                       AND s.tenant_id > t.tenant_id ORDER BY s.tenant_id LIMIT 1)
-              FROM tenants t WHERE t.tenant_id IS NOT NULL
-        ), share AS MATERIALIZED (
-            SELECT 1 + p_limit / greatest(1, count(t.tenant_id)) AS rows FROM tenants t
-        ), candidates AS MATERIALIZED (
-            (SELECT s.*, true AS goes_on FROM steps s WHERE s.status = 'ready' AND s.lane = l.name
-                AND (s.kind <> 'start' OR s.dispatched_at IS NOT NULL) AND s.due_at <= instant ORDER BY s.due_at LIMIT p_limit * 4)
-            UNION ALL
-            (SELECT c.*, false FROM tenants t CROSS JOIN LATERAL (
-                SELECT s.* FROM steps s WHERE s.status = 'ready' AND s.kind = 'start' AND s.dispatched_at IS NULL AND s.lane = l.name
-                   AND s.tenant_id = t.tenant_id AND s.due_at <= instant
-                 ORDER BY s.priority DESC, s.deadline, s.due_at LIMIT (SELECT rows FROM share)) c)
-        ), judged AS MATERIALIZED (
-            SELECT c.run_id, c.generation, c.path, c.step_id, c.iteration, c.dispatched_at, c.due_at, c.tenant_id, r.priority, r.deadline,
-                   c.goes_on AND c.dispatched_at IS NULL AS straight,
-                   EXISTS (SELECT FROM live v WHERE r.flow || '@' || r.workflow_version = ANY (v.flows)
-                              AND (c.kind NOT IN ('step', 'effect', 'compensation') OR v.steps = '{}' OR c.name = ANY (v.steps))) AS is_served,
-                   c.dispatched_at IS NULL OR c.dispatched_at < lost_before
-                       OR c.due_at <= c.dispatched_at + make_interval(secs => p_grace) AS is_sendable
-              FROM candidates c JOIN runs r ON r.run_id = c.run_id
-        ), ranked AS (
-            SELECT j.*, row_number() OVER (PARTITION BY straight, j.tenant_id ORDER BY j.priority DESC, j.deadline, j.due_at) AS turn,
-                   -- Who takes a slot: not what has been dispatched before, for that has one.
-                   j.dispatched_at IS NULL AND (l.is_limited OR NOT j.straight) AS takes_slot
-              FROM judged j WHERE is_served AND is_sendable
-        ), placed AS (
-            SELECT k.*, row_number() OVER (PARTITION BY takes_slot ORDER BY straight DESC, turn, priority DESC, deadline, due_at, run_id) AS place
-              FROM ranked k
-        ), admitted AS (
-            SELECT * FROM placed WHERE NOT takes_slot OR place <= slots
-             ORDER BY straight DESC, turn, priority DESC, deadline, due_at, run_id LIMIT sends
-        ), locked AS (
-            SELECT s.run_id, s.generation, s.path, s.step_id, s.iteration FROM admitted a
-              JOIN steps s USING (run_id, generation, path, step_id, iteration)
-             WHERE s.status = 'ready' AND s.due_at = a.due_at AND s.lane = l.name
-             ORDER BY s.run_id, s.generation, s.path, s.step_id, s.iteration
-               FOR NO KEY UPDATE OF s SKIP LOCKED
-        ), sent AS (
-            UPDATE steps s SET due_at = instant + make_interval(secs => p_grace), dispatched_at = instant,
-                   reason = CASE WHEN s.reason->>'code' IN ('no_worker', 'lane', 'retry') THEN NULL ELSE s.reason END
-              FROM locked k WHERE s.run_id = k.run_id AND s.generation = k.generation AND s.path = k.path
-               AND s.step_id = k.step_id AND s.iteration = k.iteration
-            RETURNING s.run_id, s.generation, s.path, s.step_id, s.iteration, s.kind, s.name, s.lane, s.attempt, s.epoch, s.due_at, s.dispatches
-        ), unserved AS (
-            -- P15: nothing is sent that nobody serves; a node that registers asks again at once. Asked ever more seldom, or a backlog
-            -- that nobody serves would always stand before what somebody does.
-            UPDATE steps s SET due_at = instant + least(interval '60 s', greatest(interval '5 s', (instant - k.since) / 2)),
-                   reason = jsonb_build_object('code', 'no_worker', 'since', k.since, 'text', 'no live worker serves this flow version on lane '
-                   || l.name, 'next', 'start a worker for lane ' || l.name || ' that has the flow, or see safepoint versions')
-              FROM (SELECT s.run_id, s.generation, s.path, s.step_id, s.iteration,
-                           CASE s.reason->>'code' WHEN 'no_worker' THEN (s.reason->>'since')::timestamptz ELSE instant END AS since FROM judged j
-                      JOIN steps s USING (run_id, generation, path, step_id, iteration)
-                     WHERE NOT j.is_served AND s.status = 'ready' AND s.due_at = j.due_at FOR NO KEY UPDATE OF s SKIP LOCKED) k
-             WHERE s.run_id = k.run_id AND s.generation = k.generation AND s.path = k.path AND s.step_id = k.step_id AND s.iteration = k.iteration
-        ), waiting_longer AS (
-            -- P11: time since dispatch alone is no evidence of loss; asked again later, never sent for that.
-            UPDATE steps s SET due_at = instant + make_interval(secs => p_redispatch)
-              FROM (SELECT s.run_id, s.generation, s.path, s.step_id, s.iteration FROM judged j
-                      JOIN steps s USING (run_id, generation, path, step_id, iteration)
-                     WHERE j.is_served AND NOT j.is_sendable AND s.status = 'ready' AND s.due_at = j.due_at FOR NO KEY UPDATE OF s SKIP LOCKED) k
-             WHERE s.run_id = k.run_id AND s.generation = k.generation AND s.path = k.path AND s.step_id = k.step_id AND s.iteration = k.iteration
-        )
-        SELECT * FROM sent;
-        GET DIAGNOSTICS sends = ROW_COUNT;
-        UPDATE lanes x SET tokens = x.tokens - sends WHERE x.name = l.name AND x.rate IS NOT NULL AND sends > 0;
+    PERFORM end_overrides_v1();
+    FOR work IN SELECT x.name FROM lanes x WHERE NOT x.paused AND (
+                 EXISTS (SELECT FROM steps s WHERE s.status = 'ready' AND s.queued = 0 AND s.lane = x.name AND s.due_at <= instant)
+                 -- In the index's order, or a planner that expects many rows reads the table for the first one.
+                 OR (SELECT true FROM steps s WHERE s.status = 'ready' AND s.queued > 0 AND s.due_at < 'infinity' AND s.lane = x.name
+                      ORDER BY s.lane, s.tenant_id LIMIT 1)) ORDER BY x.name LOOP
+        SELECT * INTO l FROM lanes WHERE name = work AND NOT paused FOR NO KEY UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
+        instant := safepoint.now();
+        SELECT * INTO room FROM lane_room_v1(l, p_limit, instant);
+        PERFORM queue_due_v1(l, room.straight, instant);
+        RETURN QUERY SELECT s.run_id, s.generation, s.path, s.step_id, s.iteration, s.kind, s.name, s.lane, s.attempt, s.epoch, s.due_at, s.dispatches
+            FROM send_due_v1(l, room.sends, room.straight, p_limit, p_grace, p_redispatch, instant) s;
+        GET DIAGNOSTICS sent = ROW_COUNT;
+        RETURN QUERY SELECT s.run_id, s.generation, s.path, s.step_id, s.iteration, s.kind, s.name, s.lane, s.attempt, s.epoch, s.due_at, s.dispatches
+            FROM admit_v1(l, least(room.sends - sent, room.slots), p_grace, instant) s;
+        GET DIAGNOSTICS n = ROW_COUNT;
+        sent := sent + n;
+        UPDATE lanes x SET tokens = room.tokens - sent, refilled_at = instant WHERE x.name = l.name AND x.rate IS NOT NULL AND sent > 0;
     END LOOP;
 END $$;
 
--- How many messages of a lane may go out now (`sends`), and how many rows that are not in flight yet may join those that are (`slots`): within
--- the window, or the in-flight cap. Under the lane's row lock, so that both hold over any number of relays; while another relay has it, a
--- limited lane answers nothing, another one lets only continuing steps out. Counted from rows, never kept in a counter that a dead relay
--- would leak (P12). A weakness: at the edge of its bucket a lane may send its burst and one second's rate within a second.
-CREATE FUNCTION safepoint.lane_room_v1(p_lane text, p_limit integer) RETURNS TABLE (sends integer, slots integer) LANGUAGE plpgsql
+-- How many messages of a lane may go out now (`sends`), how many rows that are not in flight yet may join those that are (`slots`), how many may go
+-- straight out, and what the bucket holds. With the lane's row locked; counted from rows, never kept in a counter that a dead relay would leak (P12).
+-- A lane without a window of its own has one that keeps its workers busy and no more: what waits in the broker waits first come, first served, and a
+-- tenant with three steps stands behind all of it. A weakness: at the edge of its bucket a lane may send its burst and one second's rate within a second.
+CREATE FUNCTION safepoint.lane_room_v1(
+    l safepoint.lanes, p_limit integer, p_now timestamptz, OUT sends integer, OUT slots integer, OUT straight integer, OUT tokens double precision
+) LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
-    l lanes%ROWTYPE;
-    instant timestamptz;
+    places integer;
     sent integer;
 BEGIN
-    SELECT * INTO l FROM lanes WHERE name = p_lane FOR NO KEY UPDATE SKIP LOCKED;
-    IF NOT FOUND THEN
-        RETURN QUERY SELECT p_limit, 0 FROM lanes x WHERE x.name = p_lane AND x.rate IS NULL AND x.in_flight IS NULL;
-        RETURN;
-    END IF;
-    instant := safepoint.now();
     sends := p_limit;
     IF l.rate IS NOT NULL THEN
-        l.tokens := least(coalesce(l.burst, greatest(l.rate, 1)), l.tokens + l.rate * greatest(0, least(86400,
-            extract(epoch FROM instant - greatest(l.refilled_at, instant - interval '1 day')))));
-        UPDATE lanes SET tokens = l.tokens, refilled_at = instant WHERE name = p_lane;
-        sends := least(p_limit, floor(l.tokens));
+        tokens := least(coalesce(l.burst, greatest(l.rate, 1)), l.tokens + l.rate * greatest(0, least(86400,
+            extract(epoch FROM p_now - greatest(l.refilled_at, p_now - interval '1 day')))));
+        sends := least(p_limit, floor(tokens));
     END IF;
-    sent := (SELECT count(*) FROM (SELECT FROM steps WHERE status = 'ready' AND lane = p_lane AND dispatched_at IS NOT NULL LIMIT l."window") x);
-    slots := greatest(0, least(l."window" - sent, l.in_flight - sent
-        - CASE WHEN l.in_flight IS NOT NULL THEN (SELECT count(*) FROM steps WHERE status = 'running' AND claimed_from = p_lane) END));
-    RETURN NEXT;
+    places := coalesce(l."window", (SELECT least(1000, greatest(64, 16 * sum(n.concurrency))) FROM nodes n
+        WHERE n.stopped_at IS NULL AND n.lease_until > p_now AND NOT n.draining AND l.name = ANY (n.lanes)));
+    sent := (SELECT count(*) FROM (SELECT FROM steps WHERE status = 'ready' AND lane = l.name AND dispatched_at IS NOT NULL
+        LIMIT greatest(places, l.in_flight, 1000)) x);
+    slots := greatest(0, least(places - sent, l.in_flight - sent
+        - CASE WHEN l.in_flight IS NOT NULL THEN (SELECT count(*) FROM steps WHERE status = 'running' AND claimed_from = l.name) END));
+    straight := CASE WHEN l.limited THEN 0 ELSE greatest(0, greatest(places, 100) - sent) END;
+END $$;
+
+-- What is due, has not been sent and may not go straight out joins the lane's queue, where the tenants' turns are found without reading what lies before
+-- them. Past the lane's straight places it does so too: who has a hundred thousand timers due at once delays nobody.
+CREATE FUNCTION safepoint.queue_due_v1(l safepoint.lanes, p_straight integer, p_now timestamptz) RETURNS integer LANGUAGE plpgsql
+SET search_path = safepoint, pg_temp AS $$
+DECLARE
+    n integer;
+BEGIN
+    UPDATE steps s SET queued = CASE s.kind WHEN 'start' THEN 2 ELSE 1 END
+      FROM (SELECT x.run_id, x.generation, x.path, x.step_id, x.iteration
+              FROM (SELECT d.run_id, d.generation, d.path, d.step_id, d.iteration, d.due_at FROM steps d
+                     WHERE d.status = 'ready' AND d.queued = 0 AND d.lane = l.name AND d.due_at <= p_now AND d.dispatched_at IS NULL
+                     ORDER BY d.due_at OFFSET p_straight LIMIT 2000) d
+              JOIN steps x USING (run_id, generation, path, step_id, iteration)
+             WHERE x.status = 'ready' AND x.queued = 0 AND x.due_at = d.due_at FOR NO KEY UPDATE OF x SKIP LOCKED) k
+     WHERE (s.run_id, s.generation, s.path, s.step_id, s.iteration) = (k.run_id, k.generation, k.path, k.step_id, k.iteration);
+    GET DIAGNOSTICS n = ROW_COUNT;
+    RETURN n;
+END $$;
+
+-- Sends what goes straight out, and again what its broker has lost (P11) or its relay never settled; those have a place already and take no slot.
+CREATE FUNCTION safepoint.send_due_v1(
+    l safepoint.lanes, p_sends integer, p_straight integer, p_limit integer, p_grace double precision, p_redispatch double precision, p_now timestamptz
+) RETURNS SETOF safepoint.steps LANGUAGE plpgsql
+SET search_path = safepoint, pg_temp AS $$
+DECLARE
+    lost_before timestamptz;
+BEGIN
+    IF NOT EXISTS (SELECT FROM steps s WHERE s.status = 'ready' AND s.queued = 0 AND s.lane = l.name AND s.due_at <= p_now) THEN RETURN; END IF;
+    lost_before := lost_before_v1(l.name, p_redispatch);
+    RETURN QUERY
+    WITH live AS MATERIALIZED (
+        SELECT DISTINCT n.flows, n.steps FROM nodes n
+         WHERE n.stopped_at IS NULL AND n.lease_until > p_now AND NOT n.draining AND l.name = ANY (n.lanes)
+    ), found AS MATERIALIZED (
+        SELECT s.* FROM steps s WHERE s.status = 'ready' AND s.queued = 0 AND s.lane = l.name AND s.due_at <= p_now ORDER BY s.due_at LIMIT p_limit * 4
+    ), judged AS MATERIALIZED (
+        SELECT f.run_id, f.generation, f.path, f.step_id, f.iteration, f.due_at, f.dispatched_at IS NULL AS is_new,
+               EXISTS (SELECT FROM live v WHERE r.flow || '@' || r.workflow_version = ANY (v.flows)
+                   AND (f.kind NOT IN ('step', 'effect', 'compensation') OR v.steps = '{}' OR f.name = ANY (v.steps))) AS is_served,
+               f.dispatched_at IS NULL OR f.dispatched_at < lost_before OR f.due_at <= f.dispatched_at + make_interval(secs => p_grace) AS is_sendable
+          FROM found f JOIN runs r ON r.run_id = f.run_id
+    ), placed AS (
+        SELECT j.*, row_number() OVER (PARTITION BY is_new ORDER BY j.due_at, run_id) AS place FROM judged j WHERE is_served AND is_sendable
+    ), locked AS (
+        SELECT s.run_id, s.generation, s.path, s.step_id, s.iteration
+          FROM (SELECT * FROM placed p WHERE NOT is_new OR place <= p_straight ORDER BY is_new DESC, p.due_at, run_id LIMIT p_sends) a
+          JOIN steps s USING (run_id, generation, path, step_id, iteration)
+         WHERE s.status = 'ready' AND s.queued = 0 AND s.due_at = a.due_at AND s.lane = l.name
+         ORDER BY s.run_id, s.generation, s.path, s.step_id, s.iteration
+           FOR NO KEY UPDATE OF s SKIP LOCKED
+    ), sent AS (
+        UPDATE steps s SET due_at = p_now + make_interval(secs => p_grace), dispatched_at = p_now, reason = CASE WHEN s.reason->>'code' IN ('no_worker', 'lane', 'retry') THEN NULL ELSE s.reason END
+          FROM locked k WHERE (s.run_id, s.generation, s.path, s.step_id, s.iteration) = (k.run_id, k.generation, k.path, k.step_id, k.iteration)
+        RETURNING s.*
+    ), unserved AS (
+        SELECT wait_for_worker_v1(run_id, generation, path, step_id, iteration, due_at, l.name, p_now) FROM judged WHERE NOT is_served
+    ), waiting_longer AS (
+        -- P11: time since dispatch alone is no evidence of loss; asked again later, never sent for that.
+        UPDATE steps s SET due_at = p_now + make_interval(secs => p_redispatch)
+          FROM (SELECT s.run_id, s.generation, s.path, s.step_id, s.iteration FROM judged j
+                  JOIN steps s USING (run_id, generation, path, step_id, iteration)
+                 WHERE j.is_served AND NOT j.is_sendable AND s.status = 'ready' AND s.due_at = j.due_at FOR NO KEY UPDATE OF s SKIP LOCKED) k
+         WHERE (s.run_id, s.generation, s.path, s.step_id, s.iteration) = (k.run_id, k.generation, k.path, k.step_id, k.iteration)
+    )
+    SELECT * FROM sent WHERE (SELECT count(*) FROM unserved) >= 0;
+END $$;
+
+-- P15: nothing is sent that nobody serves; a node that registers asks again at once. It leaves the queue, where it would stand before what somebody
+-- serves, and is asked about ever more seldom.
+CREATE FUNCTION safepoint.wait_for_worker_v1(
+    p_run uuid, p_generation integer, p_path text, p_step text, p_iteration integer, p_due timestamptz, p_lane text, p_now timestamptz
+) RETURNS boolean LANGUAGE plpgsql
+SET search_path = safepoint, pg_temp AS $$
+DECLARE
+    since timestamptz;
+BEGIN
+    SELECT CASE s.reason->>'code' WHEN 'no_worker' THEN (s.reason->>'since')::timestamptz ELSE p_now END INTO since FROM steps s
+     WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration
+       AND status = 'ready' AND due_at = p_due FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN RETURN false; END IF;
+    UPDATE steps s SET queued = 0, due_at = p_now + least(interval '60 s', greatest(interval '5 s', (p_now - since) / 2)),
+           reason = jsonb_build_object('code', 'no_worker', 'since', since, 'text', 'no live worker serves this flow version on lane ' || p_lane,
+           'next', 'start a worker for lane ' || p_lane || ' that has the flow, or see safepoint versions')
+     WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;
+    RETURN true;
 END $$;
 
 -- P11: what was dispatched before this instant and not claimed is lost: the lane has overtaken it by more than the wait, or live nodes with

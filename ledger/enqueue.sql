@@ -197,10 +197,11 @@ BEGIN
           FROM unnest(p_rows) AS x JOIN runs r ON r.run_id = x.run_id
          WHERE x.parent IS NULL AND jsonb_strip_nulls(x.budget) <> '{}' AND r.budget_id = x.run_id
         ON CONFLICT DO NOTHING;
-    -- P12: priority and deadline are in the step as well, where the index of starts can read them.
-    INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, priority, deadline, kind, name, status, lane, home_lane, due_at,
+    -- P12: priority and deadline are in the step as well, where the index of the queue can read them. A child goes on with its parent's run.
+    INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, priority, deadline, kind, name, status, lane, home_lane, queued, due_at,
                        ready_at, created_at)
         SELECT x.run_id, 1, '', '@start', 1, x.tenant, x.priority, x.deadline, 'start', x.flow, 'ready', 'online', 'online',
+               CASE WHEN x.start_at > instant THEN 0 WHEN x.parent IS NOT NULL THEN 1 ELSE 2 END,
                greatest(instant, x.start_at), greatest(instant, x.start_at), instant
           FROM unnest(p_rows) AS x
         ON CONFLICT DO NOTHING;

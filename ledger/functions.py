@@ -12,7 +12,7 @@ __all__ = ["CHANGED", "PARTS", "replace"]
 # Each file once; `core` is revision 0001's.
 PARTS: Final = (
     *("clock", "runs", "effects", "enqueue", "claim", "commit", "insert", "settle", "compensate", "waits", "decide"),
-    *("nodes", "breakers", "dispatch", "control", "scan", "once", "budget"),
+    *("nodes", "breakers", "lanes", "dispatch", "admission", "control", "scan", "once", "budget"),
 )
 # Functions whose arguments or answers have changed since some release cannot be replaced; the others keep what they
 # were granted to.

@@ -1,5 +1,7 @@
 -- P16, P27: inserts what the flow asks for next. A wait looks into the mailbox here, under the run's lock. A step that the committer will
--- publish is due after the grace (P17). Answers the rows as they stand: {key, status, due, ...}.
+-- publish is due after the grace (P17). Answers the rows as they stand: {key, status, due, queued, ...}; who commits publishes what is not queued: steps of
+-- a lane without limits, and of a wide gather no more than its first ones, or a run with a thousand branches would stand before everybody else's step.
+-- What is queued the relay admits; it is told so, for there the word is as seldom as the lane is slow, or the gather wide.
 CREATE FUNCTION safepoint.insert_steps_v1(
     p_run uuid, p_generation integer, p_tenant text, p_next jsonb, p_grace double precision, p_parked boolean, p_cleanup boolean,
     p_now timestamptz, r safepoint.runs
@@ -11,27 +13,31 @@ DECLARE
     mail mailbox%ROWTYPE;
     child uuid;
     due timestamptz;
+    held_back boolean;
 BEGIN
     WITH asked AS (
         -- An effect that needs approval waits for it, its request frozen.
-        SELECT j.*, o, kind NOT IN ('step', 'effect') OR coalesce(effect->>'requires_approval', '') <> '' AS waits FROM jsonb_array_elements(p_next) WITH ORDINALITY AS e(v, o),
+        SELECT j.*, o, kind NOT IN ('step', 'effect') OR coalesce(effect->>'requires_approval', '') <> '' AS waits, coalesce(z.is_admitted, false) AS is_admitted,
+               row_number() OVER (PARTITION BY lane ORDER BY o) > 16 AS is_wide FROM jsonb_array_elements(p_next) WITH ORDINALITY AS e(v, o),
                jsonb_to_record(v) AS j(path text, step text, iteration integer, kind text, name text, lane text, hash text, uses text,
                                        delay double precision, until timestamptz, request text, encoding text, reason jsonb, joins text, effect jsonb, reserve jsonb)
+               LEFT JOIN (SELECT l.name AS of_lane, l.limited OR l.paused AS is_admitted FROM lanes l) z ON z.of_lane = lane
     ), written AS (
-        INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, kind, name, status, reason, lane, home_lane, uses, due_at, ready_at,
-                           input_hash, input, input_encoding, cleanup, joins, reserve, created_at)
-            SELECT p_run, p_generation, path, step, iteration, p_tenant, kind, name,
+        INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, priority, deadline, kind, name, status, reason, lane, home_lane, uses, queued, due_at,
+                           ready_at, input_hash, input, input_encoding, cleanup, joins, reserve, created_at)
+            SELECT p_run, p_generation, path, step, iteration, p_tenant, r.priority, r.deadline, kind, name,
                    CASE WHEN waits THEN 'waiting' ELSE 'ready' END,
                    CASE WHEN waits THEN jsonb_build_object('since', p_now) || coalesce(reason, '{}') END,
-                   lane, lane, uses,
+                   lane, lane, uses, (NOT waits AND (is_admitted OR is_wide))::integer,
                    CASE WHEN waits THEN coalesce(until, p_now + make_interval(secs => delay))
-                        WHEN p_parked THEN 'infinity' ELSE p_now + make_interval(secs => p_grace) END,
+                        WHEN p_parked THEN 'infinity' WHEN is_admitted OR is_wide THEN p_now ELSE p_now + make_interval(secs => p_grace) END,
                    p_now, decode(hash, 'hex'), CASE WHEN kind <> 'effect' THEN decode(request, 'base64') END, CASE WHEN kind <> 'effect' THEN encoding END, p_cleanup, joins, reserve, p_now
               FROM asked ORDER BY o
-            RETURNING path, step_id, iteration, kind, name, lane, status, due_at, attempt, epoch
+            RETURNING path, step_id, iteration, kind, name, lane, status, queued, due_at, attempt, epoch
     )
     SELECT jsonb_agg(jsonb_build_object('path', path, 'step', step_id, 'iteration', iteration, 'kind', kind, 'name', name, 'lane', lane, 'status', status,
-               'due', nullif(due_at, 'infinity'), 'attempt', attempt, 'epoch', epoch, 'key', key_v1(path, step_id, iteration))) INTO answer FROM written;
+               'queued', queued > 0, 'due', nullif(due_at, 'infinity'), 'attempt', attempt, 'epoch', epoch, 'key', key_v1(path, step_id, iteration))) INTO answer FROM written;
+    IF answer @? '$[*] ? (@.queued == true)' THEN PERFORM pg_notify('safepoint_relay', ''); END IF;
     PERFORM schedule_effect_v1(p_run, p_generation, p_tenant, v->>'path', v->>'step', (v->>'iteration')::integer, v->>'name', decode(v->>'hash', 'hex'),
         coalesce(decode(v->>'request', 'base64'), 'null'), coalesce(v->>'encoding', 'json'), v->'effect', NULL, p_now)
        FROM jsonb_array_elements(p_next) AS e(v) WHERE v->>'kind' = 'effect';
@@ -47,10 +53,11 @@ BEGIN
             AND m.name = CASE WHEN x->>'kind' = 'child' THEN key_v1(x->>'path', x->>'step', (x->>'iteration')::integer) ELSE x->>'name' END
             AND m.consumed_at IS NULL ORDER BY m.id LIMIT 1;
         IF FOUND THEN
-            due := CASE WHEN p_parked THEN 'infinity' ELSE p_now + make_interval(secs => p_grace) END;
+            held_back := is_admitted_v1(x->>'lane');
+            due := CASE WHEN p_parked THEN 'infinity' WHEN held_back THEN p_now ELSE p_now + make_interval(secs => p_grace) END;
             PERFORM consume_v1(mail, p_generation, x->>'path', x->>'step', (x->>'iteration')::integer, p_now, due);
             answer := (SELECT jsonb_agg(CASE WHEN a->>'path' = x->>'path' AND a->>'step' = x->>'step' AND a->'iteration' = x->'iteration'
-                         THEN a || jsonb_build_object('status', 'ready', 'due', nullif(due, 'infinity')) ELSE a END)
+                         THEN a || jsonb_build_object('status', 'ready', 'queued', held_back, 'due', nullif(due, 'infinity')) ELSE a END)
                          FROM jsonb_array_elements(answer) AS e(a));
         END IF;
     END LOOP;
@@ -85,10 +92,10 @@ BEGIN
     UPDATE steps SET status = 'cancelled', claim_token = NULL, due_at = NULL, reason = NULL
      WHERE run_id = r.run_id AND status IN ('ready', 'waiting') AND NOT binds_v1(effect_key);
     PERFORM drop_effects_v1(r.run_id, p_now);
-    INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, kind, name, status, lane, home_lane, due_at, ready_at, created_at)
-        VALUES (r.run_id, r.generation + 1, '', '@start', 1, r.tenant_id, 'start', r.flow, 'ready', 'online', 'online', due, p_now, p_now);
+    INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, priority, deadline, kind, name, status, lane, home_lane, due_at, ready_at, created_at)
+        VALUES (r.run_id, r.generation + 1, '', '@start', 1, r.tenant_id, r.priority, r.deadline, 'start', r.flow, 'ready', 'online', 'online', due, p_now, p_now);
     RETURN jsonb_build_array(jsonb_build_object('path', '', 'step', '@start', 'iteration', 1, 'kind', 'start', 'name', r.flow, 'lane', 'online',
-        'status', 'ready', 'due', nullif(due, 'infinity'), 'attempt', 1, 'epoch', 0, 'key', '@start#1', 'generation', r.generation + 1));
+        'status', 'ready', 'queued', is_admitted_v1('online'), 'due', nullif(due, 'infinity'), 'attempt', 1, 'epoch', 0, 'key', '@start#1', 'generation', r.generation + 1));
 END $$;
 
 CREATE FUNCTION safepoint.touch_artifacts_v1(p_tenant text, p_artifacts jsonb) RETURNS void LANGUAGE sql

@@ -95,6 +95,7 @@ BEGIN
     poison := p_deadly AND s.deaths + 1 > p_max_deaths;
     UPDATE steps SET status = CASE WHEN poison THEN 'held' ELSE 'ready' END, owner = NULL, dispatched_at = NULL, dispatches = 0, ready_at = instant,
            lane = CASE p_cause WHEN 'released' THEN s.home_lane ELSE p_lane END,
+           queued = is_admitted_v1(CASE p_cause WHEN 'released' THEN s.home_lane ELSE p_lane END)::integer,
            due_at = CASE WHEN parked OR poison THEN 'infinity'::timestamptz ELSE instant END,
            recoveries = s.recoveries + (p_cause NOT IN ('released', 'timeout'))::integer, deaths = s.deaths + p_deadly::integer,
            shared_deaths = s.shared_deaths + (p_cause = 'node' AND NOT p_deadly)::integer,

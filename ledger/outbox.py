@@ -96,16 +96,17 @@ def deliver(connection: Connection, *, limit: int) -> int:
 def next_due(connection: Connection) -> float | None:
     """Return in how many seconds the next row is due (0 or less: now); None when nothing is to come."""
     row = connection.execute(
-        # Three index heads: ready steps of each lane, waits, messages. Parked rows are due at infinity and
-        # do not count.
+        # Index heads: ready steps of each lane, waits, messages, the ends of overrides. Parked rows are due at
+        # infinity and do not count; what a paused lane keeps is not to be looked at before it is resumed.
         """
         SELECT extract(epoch FROM min(due) - safepoint.now()) FROM (
             SELECT (SELECT least(
                 (SELECT min(due_at) FROM safepoint.steps s WHERE s.status = 'ready' AND s.lane = l.name
-                    AND (s.kind <> 'start' OR s.dispatched_at IS NOT NULL)),
-                (SELECT min(due_at) FROM safepoint.steps s WHERE s.status = 'ready' AND s.lane = l.name
-                    AND s.kind = 'start' AND s.dispatched_at IS NULL))) AS due
-              FROM safepoint.lanes l
+                    AND s.queued = 0),
+                (SELECT safepoint.now() FROM safepoint.steps s WHERE s.status = 'ready' AND s.queued > 0
+                    AND s.due_at < 'infinity' AND s.lane = l.name ORDER BY s.lane, s.tenant_id LIMIT 1))) AS due
+              FROM safepoint.lanes l WHERE NOT l.paused
+            UNION ALL SELECT min(overridden_until) FROM safepoint.lanes
             UNION ALL SELECT min(due_at) FROM safepoint.steps WHERE status = 'waiting' AND due_at IS NOT NULL
             UNION ALL SELECT min(due_at) FROM safepoint.outbox_messages
         ) x WHERE due < 'infinity'

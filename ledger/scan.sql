@@ -69,10 +69,10 @@ BEGIN
     delivered := deliver_v1(p_limit);
     SELECT count(*) FILTER (WHERE x.dispatched_at IS NULL), count(*) FILTER (WHERE x.dispatched_at IS NOT NULL) INTO undelivered, unsettled FROM (
         SELECT s.dispatched_at FROM lanes l JOIN LATERAL (
-            (SELECT dispatched_at FROM steps s WHERE s.status = 'ready' AND s.lane = l.name AND (s.kind <> 'start' OR s.dispatched_at IS NOT NULL)
-                AND s.due_at <= instant LIMIT p_limit)
+            (SELECT dispatched_at FROM steps s WHERE s.status = 'ready' AND s.lane = l.name AND s.queued = 0 AND s.due_at <= instant LIMIT p_limit)
             UNION ALL
-            (SELECT dispatched_at FROM steps s WHERE s.status = 'ready' AND s.lane = l.name AND s.kind = 'start' AND s.dispatched_at IS NULL
-                AND s.due_at <= instant LIMIT p_limit)) s ON true) x;
+            (SELECT dispatched_at FROM steps s WHERE s.status = 'ready' AND s.lane = l.name AND s.queued > 0 AND s.due_at < 'infinity'
+              ORDER BY s.tenant_id LIMIT p_limit)) s ON true) x;
+    PERFORM tidy_lanes_v1();
     RETURN NEXT;
 END $$;

@@ -7,7 +7,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, Text, and_, case, cast, exists, func, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Select,
+    Text,
+    and_,
+    case,
+    cast,
+    exists,
+    func,
+    or_,
+    select,
+    text,
+)  # fmt: skip
 
 from .document import parsed, shown
 from .instant import NOW, iso, seconds_to
@@ -156,12 +170,11 @@ def why(connection: Connection, run_id: UUID) -> dict[str, Any] | None:
 
 
 def _ready_on(connection: Connection, lane: str) -> int:
-    # By steps_due and steps_queued; bounded, because "more than a thousand" is all that a person needs to know.
-    goes_on = or_(steps.c.kind != "start", steps.c.dispatched_at.is_not(None))
-    is_queued = and_(steps.c.kind == "start", steps.c.dispatched_at.is_(None))
+    # By steps_due and steps_queue; bounded, because "more than a thousand" is all that a person needs to know.
+    is_queued = and_(steps.c.queued > 0, steps.c.due_at < text("'infinity'"))
     some = [
         select(steps.c.run_id).where(steps.c.status == "ready", steps.c.lane == lane, which).limit(1001).subquery()
-        for which in (goes_on, is_queued)
+        for which in (steps.c.queued == 0, is_queued)
     ]
     counts = [connection.scalar(select(func.count()).select_from(one)) or 0 for one in some]
     return min(sum(counts), 1001)

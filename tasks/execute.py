@@ -372,7 +372,7 @@ class Executor:
 
     def _publish(self, run_id: UUID, rows: Sequence[Next], *, after: str) -> None:
         """Send the run's own next steps; whatever fails stays due in the ledger, and the relay sends it."""
-        ready = [row for row in rows if row.status == "ready" and row.due is not None and self._goes_straight(row)]
+        ready = [row for row in rows if row.status == "ready" and row.due is not None and not row.queued]
         if not ready:
             return
         outcomes = self._publisher.publish([message(run_id, row) for row in ready])
@@ -384,10 +384,6 @@ class Executor:
         for row, error in zip(ready, outcomes, strict=True):
             if error is not None:
                 log.warning("publish.failed", run=str(run_id), step=row.key.wire, error=str(error)[:200])
-
-    def _goes_straight(self, row: Next) -> bool:
-        lane = self.settings.lanes.get(row.lane)
-        return lane is not None and not lane.limited
 
     def _asked(self, ask: Callable[[Connection], T], *, starting: bool = False, masking: bool = False) -> T:
         """Ask the ledger until it answers."""

@@ -123,7 +123,7 @@ def test_an_attempt_that_the_scan_has_ended_is_judged_although_the_breaker_is_op
 
 
 def test_a_lane_may_let_its_steps_through_whatever_the_breakers_say(verbs: Verbs, breaking: Breaking) -> None:
-    verbs.connection.execute("UPDATE safepoint.lanes SET policy = '{\"stop_on_breaker\": false}' WHERE name = 'online'")
+    verbs.connection.execute("UPDATE safepoint.lanes SET stop_on_breaker = false WHERE name = 'online'")
     (run,) = asking(verbs)
     breaking.open()
 
@@ -393,8 +393,8 @@ def test_what_is_set_aside_stands_before_nothing(verbs: Verbs, clock: Clock, bre
 
     told = plan(
         verbs,
-        "SELECT FROM safepoint.steps WHERE status = 'ready' AND lane = 'online' AND (kind <> 'start' OR dispatched_at"
-        " IS NOT NULL) AND due_at <= '2030-01-01 00:00:01Z' ORDER BY due_at LIMIT 400",
+        "SELECT FROM safepoint.steps WHERE status = 'ready' AND lane = 'online' AND queued = 0"
+        " AND due_at <= '2030-01-01 00:00:01Z' ORDER BY due_at LIMIT 400",
     )
 
     assert "steps_due" in told

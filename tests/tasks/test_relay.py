@@ -109,6 +109,7 @@ def test_a_broker_that_is_away_for_long_costs_one_batch_a_round(
     crowd: Crowd, crowd_clock: Clock, relays: MakeRelay, settings: Settings
 ) -> None:
     verbs = crowd()
+    verbs.connection.execute('UPDATE safepoint.lanes SET "window" = 1000')
     verbs.many(settings.relay.batch * 3)
     relay, belt = relays()
     tried: list[str] = []

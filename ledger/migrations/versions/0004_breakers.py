@@ -1,9 +1,8 @@
-"""Breakers: what many processes share of a dependency's state, and the protocol's functions as they are now."""
+"""Breakers: what many processes share of a dependency's state; the newest revision has the functions."""
 
 from importlib.resources import files
 
 from alembic import op
-from safepoint.ledger import functions
 
 revision = "0004"
 down_revision = "0003"
@@ -12,13 +11,12 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the tables, and replace the functions."""
+    """Add the tables."""
     driver = op.get_bind().connection.driver_connection
     assert driver is not None  # a migration always has a connection
     driver.execute(
         files(__package__ or "safepoint.ledger.migrations.versions").joinpath("0004_breakers.sql").read_text()
     )
-    functions.replace(driver)
 
 
 def downgrade() -> None:

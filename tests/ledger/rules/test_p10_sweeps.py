@@ -85,12 +85,12 @@ def test_p10_a_sweep_takes_a_bounded_batch(verbs: Verbs, clock: Clock) -> None:
 
 
 INDEXES = {
-    "steps_due": "status = 'ready' AND lane = 'online' AND (kind <> 'start' OR dispatched_at IS NOT NULL)"
-    " AND due_at <= %s ORDER BY due_at",
-    "steps_queued": "status = 'ready' AND lane = 'online' AND kind = 'start' AND dispatched_at IS NULL"
-    " AND due_at <= %s ORDER BY due_at",
-    "steps_starts": "status = 'ready' AND kind = 'start' AND dispatched_at IS NULL AND lane = 'online'"
-    " AND tenant_id = 'default' AND due_at <= %s ORDER BY priority DESC, deadline, due_at",
+    "steps_due": "status = 'ready' AND lane = 'online' AND queued = 0 AND due_at <= %s ORDER BY due_at",
+    "steps_queue": "status = 'ready' AND queued > 0 AND due_at < 'infinity' AND lane = 'online'"
+    " AND tenant_id = 'default' AND created_at <= %s ORDER BY queued, priority DESC, deadline, due_at",
+    "steps_queue_deadline": "status = 'ready' AND queued > 0 AND due_at < 'infinity' AND deadline IS NOT NULL"
+    " AND lane = 'online' AND tenant_id = 'default' AND queued = 2 AND created_at <= %s"
+    " ORDER BY deadline, priority DESC, due_at",
     "steps_waits_due": "status = 'waiting' AND due_at <= %s ORDER BY due_at",
     "steps_dispatched": "status = 'ready' AND lane = 'online' AND dispatched_at IS NOT NULL AND dispatched_at < %s",
     "steps_expiring": "status = 'running' AND expires_at < %s ORDER BY expires_at",

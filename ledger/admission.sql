@@ -1,0 +1,101 @@
+-- Admission: what of a lane's queue goes out next (P12). Tenants take turns by weight, with a virtual time as in start-time fair queueing (Goyal, Vin,
+-- Cheng: Start-Time Fair Queueing, 1996): a tenant's k-th row has the tag max(its pass, the lane's virtual time) + (k - 1) / weight, the smallest tags
+-- go, and a tenant that was away gets no credit for it. Turns outlive a round, so that a lane that lets one row a round through is as fair as one that
+-- lets a hundred. Within a tenant what continues a run comes before a start, then priority, then deadline, then age (or deadline before priority).
+-- With the lane's row locked; p_room rows at most, and of a tenant no more than its cap leaves: counted from rows, like everything.
+-- Cost: one look into steps_queue for each tenant that has something there, and one for each row admitted, however many lie behind them.
+CREATE FUNCTION safepoint.admit_v1(l safepoint.lanes, p_room integer, p_grace double precision, p_now timestamptz)
+RETURNS SETOF safepoint.steps LANGUAGE plpgsql
+SET search_path = safepoint, pg_temp AS $$
+BEGIN
+    IF p_room <= 0 THEN RETURN; END IF;
+    RETURN QUERY
+    WITH RECURSIVE live AS MATERIALIZED (
+        SELECT DISTINCT n.flows, n.steps FROM nodes n
+         WHERE n.stopped_at IS NULL AND n.lease_until > p_now AND NOT n.draining AND l.name = ANY (n.lanes)
+    ), tenants AS (
+        (SELECT s.tenant_id FROM steps s WHERE s.status = 'ready' AND s.queued > 0 AND s.due_at < 'infinity' AND s.lane = l.name
+          ORDER BY s.tenant_id LIMIT 1)
+        UNION ALL
+        SELECT (SELECT s.tenant_id FROM steps s WHERE s.status = 'ready' AND s.queued > 0 AND s.due_at < 'infinity' AND s.lane = l.name
+                   AND s.tenant_id > t.tenant_id ORDER BY s.tenant_id LIMIT 1)
+          FROM tenants t WHERE t.tenant_id IS NOT NULL
+    ), busy AS MATERIALIZED (
+        SELECT x.tenant_id, count(*)::integer AS rows FROM (
+            SELECT s.tenant_id FROM steps s WHERE l.tenant_in_flight IS NOT NULL AND s.status = 'ready' AND s.lane = l.name AND s.dispatched_at IS NOT NULL
+            UNION ALL
+            SELECT s.tenant_id FROM steps s WHERE l.tenant_in_flight IS NOT NULL AND s.status = 'running' AND s.claimed_from = l.name) x
+         GROUP BY x.tenant_id
+    ), chosen AS MATERIALIZED (
+        -- Whoever is not among the first p_room by pass gets nothing this time.
+        SELECT t.tenant_id, greatest(l.virtual, coalesce(q.pass, l.virtual)) AS pass, coalesce((l.weights->>t.tenant_id)::double precision, 1) AS weight,
+               least(p_room, l.tenant_in_flight - coalesce(b.rows, 0)) AS most
+          FROM tenants t LEFT JOIN lane_tenants q ON q.lane = l.name AND q.tenant_id = t.tenant_id LEFT JOIN busy b ON b.tenant_id = t.tenant_id
+         WHERE t.tenant_id IS NOT NULL AND (l.tenant_in_flight IS NULL OR coalesce(b.rows, 0) < l.tenant_in_flight)
+         ORDER BY 2, 1 LIMIT p_room
+    ), tags AS (
+        -- Passes differ by one turn at most, so nobody's share is over twice its part; what a tenant with few rows leaves over goes out in the next round.
+        SELECT c.tenant_id, c.pass, c.weight FROM chosen c CROSS JOIN LATERAL generate_series(1, least(c.most,
+                   1 + ceil(2 * p_room * c.weight / (SELECT sum(weight) FROM chosen)))::integer) AS k
+         ORDER BY c.pass + (k - 1) / c.weight, c.tenant_id LIMIT p_room
+    ), turns AS MATERIALIZED (
+        SELECT t.tenant_id, t.pass, t.weight, count(*)::integer AS share FROM tags t GROUP BY t.tenant_id, t.pass, t.weight
+    ), found AS MATERIALIZED (
+        SELECT s.* FROM turns t CROSS JOIN LATERAL heads_v1(l, t.tenant_id, t.share) s
+    ), judged AS MATERIALIZED (
+        SELECT f.run_id, f.generation, f.path, f.step_id, f.iteration, f.due_at,
+               EXISTS (SELECT FROM live v WHERE r.flow || '@' || r.workflow_version = ANY (v.flows)
+                   AND (f.kind NOT IN ('step', 'effect', 'compensation') OR v.steps = '{}' OR f.name = ANY (v.steps))) AS is_served
+          FROM found f JOIN runs r ON r.run_id = f.run_id
+    ), locked AS (
+        SELECT s.run_id, s.generation, s.path, s.step_id, s.iteration FROM judged j JOIN steps s USING (run_id, generation, path, step_id, iteration)
+         WHERE j.is_served AND s.status = 'ready' AND s.queued > 0 AND s.due_at = j.due_at AND s.lane = l.name
+         ORDER BY s.run_id, s.generation, s.path, s.step_id, s.iteration
+           FOR NO KEY UPDATE OF s SKIP LOCKED
+    ), sent AS (
+        UPDATE steps s SET queued = 0, due_at = p_now + make_interval(secs => p_grace), dispatched_at = p_now, reason = CASE WHEN s.reason->>'code' IN ('no_worker', 'lane', 'retry') THEN NULL ELSE s.reason END
+          FROM locked k WHERE (s.run_id, s.generation, s.path, s.step_id, s.iteration) = (k.run_id, k.generation, k.path, k.step_id, k.iteration)
+        RETURNING s.*
+    ), served AS MATERIALIZED (
+        SELECT t.tenant_id, t.pass + count(*) / t.weight AS pass, t.pass + (count(*) - 1) / t.weight AS tag
+          FROM sent JOIN turns t USING (tenant_id) GROUP BY t.tenant_id, t.pass, t.weight
+    ), passed AS (
+        INSERT INTO lane_tenants AS q (lane, tenant_id, pass) SELECT l.name, tenant_id, pass FROM served
+        ON CONFLICT (lane, tenant_id) DO UPDATE SET pass = excluded.pass
+    ), moved AS (
+        UPDATE lanes x SET virtual = greatest(x.virtual, v.tag) FROM (SELECT max(tag) AS tag FROM served) v WHERE x.name = l.name AND v.tag IS NOT NULL
+    ), unserved AS (
+        SELECT wait_for_worker_v1(run_id, generation, path, step_id, iteration, due_at, l.name, p_now) FROM judged WHERE NOT is_served
+    )
+    SELECT * FROM sent WHERE (SELECT count(*) FROM unserved) >= 0;
+END $$;
+
+-- The first rows of one tenant's queue, read off an index in their order. By deadline there are two for each rank: those that have one, then the others.
+CREATE FUNCTION safepoint.heads_v1(l safepoint.lanes, p_tenant text, p_rows integer) RETURNS SETOF safepoint.steps LANGUAGE plpgsql STABLE
+SET search_path = safepoint, pg_temp AS $$
+DECLARE
+    rank integer;
+    n integer;
+    found_so_far integer := 0;
+BEGIN
+    IF l.ordering = 'priority' THEN
+        RETURN QUERY SELECT s.* FROM steps s
+             WHERE s.status = 'ready' AND s.queued > 0 AND s.due_at < 'infinity' AND s.lane = l.name AND s.tenant_id = p_tenant
+             ORDER BY s.queued, s.priority DESC, s.deadline, s.due_at LIMIT p_rows;
+        RETURN;
+    END IF;
+    FOR rank IN 1..2 LOOP
+        RETURN QUERY SELECT s.* FROM steps s WHERE s.status = 'ready' AND s.queued > 0 AND s.due_at < 'infinity' AND s.deadline IS NOT NULL
+                AND s.lane = l.name AND s.tenant_id = p_tenant AND s.queued = rank
+             ORDER BY s.deadline, s.priority DESC, s.due_at LIMIT p_rows - found_so_far;
+        GET DIAGNOSTICS n = ROW_COUNT;
+        found_so_far := found_so_far + n;
+        EXIT WHEN found_so_far >= p_rows;
+        RETURN QUERY SELECT s.* FROM steps s WHERE s.status = 'ready' AND s.queued > 0 AND s.due_at < 'infinity' AND s.deadline IS NULL
+                AND s.lane = l.name AND s.tenant_id = p_tenant AND s.queued = rank
+             ORDER BY s.priority DESC, s.due_at LIMIT p_rows - found_so_far;
+        GET DIAGNOSTICS n = ROW_COUNT;
+        found_so_far := found_so_far + n;
+        EXIT WHEN found_so_far >= p_rows;
+    END LOOP;
+END $$;
