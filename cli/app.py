@@ -10,7 +10,22 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from . import approve, breakers, budget, control, database, demo, effects, fleet, processes, reading, replay, up, watch
+from . import (
+    approve,
+    breakers,
+    budget,
+    control,
+    database,
+    demo,
+    doctor,
+    effects,
+    fleet,
+    processes,
+    reading,
+    replay,
+    up,
+    watch,
+)
 from .console import complain
 from .enqueue import enqueue, with_endless_wait
 from .options import LogForm, use_log
@@ -29,6 +44,7 @@ app = typer.Typer(
 VERBS: tuple[Callable[..., None], ...] = (
     *(demo.demo, up.up, enqueue),
     *(reading.runs, reading.show, reading.why, watch.watch, replay.replay, fleet.nodes, fleet.lanes, fleet.versions),
+    doctor.doctor,
     *(approve.approve, approve.deny),
     *(control.cancel, control.pause, control.resume, control.retry, control.signal, control.sweep, budget.budget),
     *(processes.worker, processes.relay, processes.beat, processes.flower),
