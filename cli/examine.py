@@ -39,6 +39,7 @@ T = TypeVar("T")
 class Notes:
     """What one side has found so far; read when its time is over, whether it has come to its end or not."""
 
+    secrets: Sequence[str] = ()
     findings: list[Finding] = field(default_factory=list)
     loads: Sequence[condition.LaneLoad] | None = None
     queues: broker.Queues | None = None
@@ -50,8 +51,16 @@ class Notes:
         try:
             self.findings += look()
         except Exception as trouble:  # noqa: BLE001  # the person who asked sees it, as a finding
-            text = f"This could not be looked at: {_words(trouble)}"
+            text = f"This could not be looked at: {self.words(trouble)}"
             self.findings.append(warning(check, text, "safepoint doctor, once more; then the log of the server"))
+
+    def words(self, trouble: BaseException) -> str:
+        """Give an error in one line, without the passwords that a library may have repeated."""
+        text = " ".join(str(trouble).split())[:300]
+        for secret in self.secrets:
+            text = text.replace(secret, "***")
+        is_told = isinstance(trouble, SafepointError | psycopg.Error) and text
+        return text if is_told else f"{type(trouble).__name__}: {text}"
 
 
 def examine(settings: Settings, *, within: float = WITHIN) -> list[Finding]:
@@ -61,18 +70,17 @@ def examine(settings: Settings, *, within: float = WITHIN) -> list[Finding]:
         text = "Another process is starting or stopping the embedded servers."
         return [error("embedded", text, "safepoint doctor, in a moment")]
     with where:
-        flows = _flows(settings, within=within)
-        ledger, brokers = Notes(), Notes()
+        flows, ledger, brokers = Notes(where.secrets), Notes(where.secrets), Notes(where.secrets)
+        _ask_code(settings, flows, within=within)
         asked = []
         if where.ledger_url:
             asked.append(_start(partial(_ask_ledger, settings, where, ledger), "ledger"))
         if where.broker_url:
             asked.append(_start(partial(_ask_broker, settings, where.broker_url, brokers), "broker"))
         late = _await(asked, until=time.monotonic() + within)
-        found = [*where.findings, *flows, *ledger.findings, *brokers.findings]
+        found = [*where.findings, *flows.findings, *ledger.findings, *brokers.findings]
         found += [_too_late(name, within) for name in late]
-        found += _together(settings, ledger, brokers)
-        return [_scrubbed(one, where.secrets) for one in found]
+        return [*found, *_together(settings, ledger, brokers)]
 
 
 def _start(work: Callable[[], None], name: str) -> threading.Thread:
@@ -113,21 +121,25 @@ def _too_late(name: str, within: float) -> Finding:
 # --- the code -------------------------------------------------------------------------------------------------------
 
 
-def _flows(settings: Settings, *, within: float) -> list[Finding]:
+def _ask_code(settings: Settings, notes: Notes, *, within: float) -> None:
     """Import the flows: their timeouts and lanes are what several checks compare with."""
     if not settings.flows:
         text = "SAFEPOINT_FLOWS is not set: timeouts and lanes of your steps are not known here."
-        return [warning("flows", text, "SAFEPOINT_FLOWS=module safepoint doctor")]
+        notes.findings.append(warning("flows", text, "SAFEPOINT_FLOWS=module safepoint doctor"))
+        return
     try:
         with redirect_stdout(sys.stderr):  # what a module prints must not stand in the document
             done = _bounded(partial(_import, settings.flows), within=within)
     except SafepointError as trouble:
-        return [error("flows", str(trouble), "mend the import; workers do not start without it")]
+        next_ = "mend the import; workers do not start without it"
+        notes.findings.append(error("flows", notes.words(trouble), next_))
+        return
     if done is None:
         text = f"The modules of SAFEPOINT_FLOWS take more than {within:g} s to import."
-        return [error("flows", text, "keep calls and connections out of their top level")]
+        notes.findings.append(error("flows", text, "keep calls and connections out of their top level"))
+        return
     names = ", ".join(f"{name}@{version}" for name, version in sorted(registry.flows()))
-    return [fine("flows", f"The code has {names or 'no flow'}.")]
+    notes.findings.append(fine("flows", f"The code has {names or 'no flow'}."))
 
 
 def _import(modules: Sequence[str]) -> bool:
@@ -152,7 +164,7 @@ def _ask_ledger(settings: Settings, where: Places, notes: Notes) -> None:
         connection = _connect(where.ledger_url)
     except LedgerUnavailable as trouble:
         next_ = "start PostgreSQL, or mend SAFEPOINT_LEDGER_URL"
-        notes.findings.append(error("ledger", str(trouble), next_))
+        notes.findings.append(error("ledger", notes.words(trouble), next_))
         return
     with connection:
         _ask_server(connection, notes)
@@ -215,12 +227,15 @@ def _ask_sessions(connection: Connection, settings: Settings, where: Places, not
     try:
         direct = _connect(str(url))
     except LedgerUnavailable as trouble:
-        text = f"SAFEPOINT_LEDGER_DIRECT_URL leads nowhere, and no worker starts: {trouble}"
+        text = f"SAFEPOINT_LEDGER_DIRECT_URL leads nowhere, and no worker starts: {notes.words(trouble)}"
         notes.findings.append(error("sessions", text, "mend it, or unset it where there is no pooler"))
         return
     with direct:
-        wanted, is_own = settings.worker.session_lock, url == where.ledger_url
-        judge = partial(server_findings.direct, wanted=wanted, is_own=is_own)
+        if not server.is_same_database(direct, connection):
+            notes.findings += server_findings.elsewhere()
+            return
+        wanted = settings.worker.session_lock
+        judge = partial(server_findings.direct, wanted=wanted)
         notes.take("sessions", lambda: judge(not wanted or server.is_direct(direct, connection)))
         notes.take("notify", lambda: server_findings.notify(server.hears_itself(direct, connection, within=1.0)))
 
@@ -249,9 +264,9 @@ def _ask_broker(settings: Settings, url: str, notes: Notes) -> None:
             notes.queues = seen.queues
             notes.take("broker", lambda: broker_findings.redis(seen))
     except BrokerUnavailable as trouble:
-        notes.findings.append(error("broker", str(trouble), "start the broker, or mend SAFEPOINT_BROKER_URL"))
+        notes.findings.append(error("broker", notes.words(trouble), "start the broker, or mend SAFEPOINT_BROKER_URL"))
     except Exception as trouble:  # noqa: BLE001  # kombu has many ways to fail; the person who asked sees this one
-        text = f"The broker does not answer as it should: {_words(trouble)}"
+        text = f"The broker does not answer as it should: {notes.words(trouble)}"
         notes.findings.append(error("broker", text, "see its log, and SAFEPOINT_BROKER_URL"))
 
 
@@ -268,19 +283,3 @@ def _together(settings: Settings, ledger: Notes, brokers: Notes) -> list[Finding
         judge = partial(broker_findings.depths, control=control, patience=patience)
         notes.take("queues", lambda: judge(queues, lanes, loads))
     return notes.findings
-
-
-# --- words ----------------------------------------------------------------------------------------------------------
-
-
-def _words(trouble: BaseException) -> str:
-    text = " ".join(str(trouble).split())[:300]
-    return text if isinstance(trouble, SafepointError | psycopg.Error) and text else f"{type(trouble).__name__}: {text}"
-
-
-def _scrubbed(one: Finding, secrets: Sequence[str]) -> Finding:
-    """Take passwords out of what a library may have repeated."""
-    text = one.text
-    for secret in secrets:
-        text = text.replace(secret, "***")
-    return Finding(one.check, one.level, text, one.next)

@@ -16,6 +16,7 @@ __all__ = [
     "clock",
     "direct",
     "durability",
+    "elsewhere",
     "holders",
     "latency",
     "notify",
@@ -127,17 +128,22 @@ def _short(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms" if seconds < 1 else span(seconds)
 
 
-def direct(works: bool, *, wanted: bool, is_own: bool) -> list[Finding]:  # noqa: FBT001  # what was found
+def elsewhere() -> list[Finding]:
+    """Say that the direct URL is another database's: nodes register over it."""
+    text = (
+        "SAFEPOINT_LEDGER_DIRECT_URL leads to another database than SAFEPOINT_LEDGER_URL: workers are not seen there."
+    )
+    return [error("sessions", text, "let both lead to the ledger's database")]
+
+
+def direct(works: bool, *, wanted: bool) -> list[Finding]:  # noqa: FBT001  # what was found
     """Judge the session lock's self-test (P21)."""
     if not wanted:
         return [fine("sessions", "worker.session_lock is off: a dead worker is noticed when its lease ends.")]
     if works:
         return [fine("sessions", "Session locks hold: a killed worker is noticed at once.")]
-    text = "Session locks do not hold over this connection: a transaction pooler, or a URL of another database."
-    text += " Dead workers are noticed only when their lease ends."
-    if is_own:
-        return [warning("sessions", text, "set SAFEPOINT_LEDGER_DIRECT_URL to the server behind the pooler")]
-    return [warning("sessions", text, "let SAFEPOINT_LEDGER_DIRECT_URL lead to the ledger's own database")]
+    text = "Session locks do not hold, as behind a transaction pooler: a dead worker is noticed when its lease ends."
+    return [warning("sessions", text, "set SAFEPOINT_LEDGER_DIRECT_URL to the server behind the pooler")]
 
 
 def notify(heard: bool) -> list[Finding]:  # noqa: FBT001  # what was found

@@ -112,10 +112,10 @@ def slots(limits: Mapping[str, LaneLimits], found: Sequence[Worker]) -> list[Fin
         if cap == 0:
             told.append(warning("lanes", f"Lane {name} admits nothing: in_flight is 0.", "safepoint lanes"))
         elif cap > places:
-            text = f"Lane {name} may have {cap} steps in flight; its workers have {counted(places, 'slot')}."
+            text = f"Lane {name} may have {counted(cap, 'step')} in flight; its workers have {counted(places, 'slot')}."
             told.append(fine("slots", f"{text} The rest waits in the broker."))
         elif cap * 4 < places:
-            text = f"Lane {name} may have {cap} steps in flight; its workers have {counted(places, 'slot')}."
+            text = f"Lane {name} may have {counted(cap, 'step')} in flight; its workers have {counted(places, 'slot')}."
             told.append(fine("slots", f"{text} It never fills them."))
     return told
 

@@ -44,22 +44,30 @@ SELECT node_id, lanes, concurrency, lease_until > safepoint.now() AND NOT draini
   FROM safepoint.nodes n
  WHERE stopped_at IS NULL AND kind = 'worker' AND beat_at > safepoint.now() - interval '1 hour' ORDER BY node_id
 """
-# By steps_due, steps_queued, steps_dispatched. Also of lanes that are no row: what is due there, no relay ever sends.
-# `lost`: sent so long ago that by now a claim should have come.
+# By steps_due and steps_queued (or steps_starts), which hold the ready steps and nothing else; a backlog is counted as
+# far as tells enough. Also of lanes that are no row: what is due there, no relay ever sends. `lost`: sent so long ago
+# that by now a claim should have come. What is due within moments is due: a step that was just committed lies a little
+# ahead, so that the relay leaves it to the fast path.
 _LOADS: Final = """
 SELECT coalesce(l.name, s.lane), l.name IS NOT NULL, coalesce(l.paused, false), coalesce(s.due, 0), coalesce(s.late, 0),
        coalesce(s.sent, 0), coalesce(s.lost, 0), s.oldest
   FROM safepoint.lanes l FULL JOIN (
-       SELECT lane, count(*) FILTER (WHERE due_at <= safepoint.now() OR dispatched_at IS NOT NULL
+       SELECT lane, count(*) FILTER (WHERE due_at <= safepoint.now() + interval '10 s' OR dispatched_at IS NOT NULL
                                         OR reason->>'code' = 'no_worker') AS due,
               count(*) FILTER (WHERE dispatched_at IS NULL
                                  AND due_at < safepoint.now() - make_interval(secs => %(late)s)) AS late,
               count(dispatched_at) AS sent,
               count(*) FILTER (WHERE dispatched_at < safepoint.now() - make_interval(secs => %(lost)s)) AS lost,
               extract(epoch FROM safepoint.now() - min(ready_at))::float AS oldest
-         FROM safepoint.steps WHERE status = 'ready' GROUP BY lane) s ON s.lane = l.name
+         FROM ((SELECT lane, due_at, dispatched_at, ready_at, reason FROM safepoint.steps
+                 WHERE status = 'ready' AND (kind <> 'start' OR dispatched_at IS NOT NULL) LIMIT %(most)s)
+               UNION ALL
+               (SELECT lane, due_at, dispatched_at, ready_at, reason FROM safepoint.steps
+                 WHERE status = 'ready' AND kind = 'start' AND dispatched_at IS NULL LIMIT %(most)s)) x
+        GROUP BY lane) s ON s.lane = l.name
  ORDER BY 1
 """
+MOST: Final = 100_000  # steps of each kind
 _LIMITS: Final = "SELECT name, rate, burst, in_flight FROM safepoint.lanes ORDER BY name"
 # By runs_live. P15, G9: a version that runs need and no live node has.
 _UNSERVED: Final = """
@@ -164,7 +172,7 @@ def read_workers(connection: Connection) -> list[Worker]:
 
 def read_loads(connection: Connection, *, late: float, lost: float) -> list[LaneLoad]:
     """Count what is ready on each lane; `late` and `lost` are seconds."""
-    return [LaneLoad(*row) for row in connection.execute(_LOADS, {"late": late, "lost": lost})]
+    return [LaneLoad(*row) for row in connection.execute(_LOADS, {"late": late, "lost": lost, "most": MOST})]
 
 
 def read_limits(connection: Connection) -> dict[str, LaneLimits]:

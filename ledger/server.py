@@ -8,9 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import Any, Final
 
 from .connect import Connection
+from .nodes import hold_session_lock, lock_key, session_locks_work
 
 __all__ = [
     "Bloat",
@@ -20,6 +22,7 @@ __all__ = [
     "Server",
     "hears_itself",
     "is_direct",
+    "is_same_database",
     "read_bloat",
     "read_clock",
     "read_holders",
@@ -28,7 +31,7 @@ __all__ = [
 ]
 
 ROUNDS: Final = 5  # questions of which the quickest one tells the clock's difference and the way there and back
-PROBE: Final = "safepoint doctor"  # no node is called so: its session lock is nobody else's
+PROBE: Final = "safepoint doctor"  # no node is called so
 CHANNEL: Final = "safepoint_doctor"
 
 # By name, because a setting that a release does not know is then no row and no error.
@@ -44,7 +47,7 @@ SELECT pg_is_in_recovery(),
        (SELECT age(datfrozenxid) FROM pg_database WHERE datname = current_database())
 """
 # What an ordinary role gets: less than max_connections by what is kept for others, and by its own and the database's
-# limit, where they have one.
+# limit, where they have one. Counted by pg_stat_database, because other roles' sessions hide what they are.
 _ROOM: Final = """
 SELECT least(
          (SELECT setting::int FROM pg_settings WHERE name = 'max_connections')
@@ -52,12 +55,12 @@ SELECT least(
                WHERE name IN ('superuser_reserved_connections', 'reserved_connections')),
          (SELECT nullif(rolconnlimit, -1) FROM pg_roles WHERE rolname = current_user),
          (SELECT nullif(datconnlimit, -1) FROM pg_database WHERE datname = current_database())),
-       (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
+       (SELECT sum(numbackends) FROM pg_stat_database),
        (SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'safepoint relay%'
            AND application_name NOT LIKE '% lanes' AND datname = current_database())
 """
 # Whatever keeps an old snapshot keeps vacuum from removing what every step leaves behind: sessions, prepared
-# transactions, replication slots. Of other roles' sessions only the age may be visible.
+# transactions, replication slots. Other roles' sessions hide their age from who has not pg_read_all_stats.
 _HOLDERS: Final = """
 SELECT 'session', pid::text, coalesce(nullif(application_name, ''), usename, '?'), coalesce(state, '?'),
        extract(epoch FROM clock_timestamp() - xact_start)::float
@@ -78,6 +81,8 @@ _BLOAT: Final = """
 SELECT relname, n_live_tup, n_dead_tup, to_jsonb(greatest(last_autovacuum, last_vacuum)) #>> '{}'
   FROM pg_stat_user_tables WHERE schemaname = 'safepoint' ORDER BY n_dead_tup DESC
 """
+# Two servers start at the same microsecond only when they are one.
+_PLACE: Final = "SELECT current_database(), pg_postmaster_start_time()"
 _CLOCK: Final = "SELECT extract(epoch FROM clock_timestamp())::float"
 
 
@@ -179,16 +184,18 @@ def read_clock(
     return min(found, key=lambda reading: reading.round_trip)
 
 
+def is_same_database(one: Connection, other: Connection) -> bool:
+    """Whether two URLs lead to the same database of the same server."""
+    return _row(one, _PLACE) == _row(other, _PLACE)
+
+
 def is_direct(direct: Connection, other: Connection) -> bool:
     """Whether a session of the direct URL keeps its locks, and another session of the ledger's URL sees them (P21)."""
-    from .nodes import hold_session_lock, lock_key, session_locks_work  # noqa: PLC0415  # nothing else here needs it
-
-    if not hold_session_lock(direct, PROBE):
-        return True  # another doctor holds it this moment: it has been granted to a session
+    probe = f"{PROBE} {token_hex(8)}"  # one's own: another doctor may be at work
     try:
-        return session_locks_work(direct, other, PROBE)
+        return hold_session_lock(direct, probe) and session_locks_work(direct, other, probe)
     finally:
-        direct.execute("SELECT pg_advisory_unlock(%s)", (lock_key(PROBE),))
+        direct.execute("SELECT pg_advisory_unlock(%s)", (lock_key(probe),))
 
 
 def hears_itself(direct: Connection, other: Connection, *, within: float) -> bool:

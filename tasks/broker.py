@@ -89,7 +89,7 @@ def opened(url: str, *, on_blocked: Callable[[Any], object] | None = None) -> It
         options = {"socket_timeout": ASK, "socket_connect_timeout": ASK, "priority_steps": [0]}
     connection = Connection(celery_url(url), connect_timeout=ASK, transport_options=options)
     try:
-        connection.ensure_connection(max_retries=1, timeout=round(ASK), reraise_as_library_errors=False)
+        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0, reraise_as_library_errors=False)
         yield connection
     except (OSError, amqp.AMQPError, redis.RedisError, KombuError) as error:
         raise BrokerUnavailable(text=" ".join(str(error).split()) or type(error).__name__) from error

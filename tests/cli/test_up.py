@@ -124,6 +124,7 @@ def test_a_run_goes_through_a_killed_worker_comes_back_and_all_ends(
     wait_for_workers(up, 2, eventually)
 
     ran = up.safepoint("enqueue", "replayed", "--input", '{"alert": 1}', "--wait", "60")
+    doctor = up.safepoint("doctor", "--json")
     (worker,) = (node for node in up.nodes() if "online" in node["lanes"])
     os.kill(worker["pid"], signal.SIGKILL)
 
@@ -136,6 +137,7 @@ def test_a_run_goes_through_a_killed_worker_comes_back_and_all_ends(
     took = up.end(signal.SIGINT)
 
     assert (ran.returncode, json.loads(ran.stdout)) == (0, "seen 11"), ran.stderr
+    assert (doctor.returncode, json.loads(doctor.stdout)["ok"]) == (0, True), doctor.stdout
     assert "worker-1 was ended by SIGKILL; starting it again in 0.5 s" in up.says()
     assert up.code == 0, up.says()
     assert took < 30
