@@ -44,26 +44,34 @@ SELECT node_id, lanes, concurrency, lease_until > safepoint.now() AND NOT draini
   FROM safepoint.nodes n
  WHERE stopped_at IS NULL AND kind = 'worker' AND beat_at > safepoint.now() - interval '1 hour' ORDER BY node_id
 """
-# By steps_due and steps_queued (or steps_starts), which hold the ready steps and nothing else; a backlog is counted as
-# far as tells enough. Also of lanes that are no row: what is due there, no relay ever sends. `lost`: sent so long ago
-# that by now a claim should have come. What is due within moments is due: a step that was just committed lies a little
-# ahead, so that the relay leaves it to the fast path.
+# By steps_due and steps_queue, which hold the ready steps and nothing else; a backlog is counted as far as tells
+# enough. Also of lanes that are no row: what is due there, no relay ever sends. `late`: what a relay would have taken
+# by now; a queue behind its lane's limits is not late. `lost`: sent so long ago that by now a claim should have come.
+# What is due within moments is due: a step that was just committed lies a little ahead, so that the relay leaves it to
+# the fast path.
 _LOADS: Final = """
-SELECT coalesce(l.name, s.lane), l.name IS NOT NULL, coalesce(l.paused, false), coalesce(s.due, 0), coalesce(s.late, 0),
+SELECT coalesce(l.name, s.lane), l.name IS NOT NULL, coalesce(l.paused, false), coalesce(s.due, 0),
+       coalesce(s.late, 0) + CASE
+           WHEN l.paused OR l.rate = 0 OR l.in_flight = 0 OR l.tenant_in_flight = 0 THEN 0
+           WHEN s.sent = 0 AND NOT EXISTS (SELECT FROM safepoint.steps x WHERE x.status = 'running'
+               AND x.claimed_from = l.name) OR NOT l.limited AND s.sent < 64 THEN coalesce(s.behind, 0)
+           ELSE 0 END,
        coalesce(s.sent, 0), coalesce(s.lost, 0), s.oldest
   FROM safepoint.lanes l FULL JOIN (
        SELECT lane, count(*) FILTER (WHERE due_at <= safepoint.now() + interval '10 s' OR dispatched_at IS NOT NULL
                                         OR reason->>'code' = 'no_worker') AS due,
-              count(*) FILTER (WHERE dispatched_at IS NULL
+              count(*) FILTER (WHERE queued = 0 AND dispatched_at IS NULL
                                  AND due_at < safepoint.now() - make_interval(secs => %(late)s)) AS late,
+              count(*) FILTER (WHERE queued > 0
+                                 AND due_at < safepoint.now() - make_interval(secs => %(late)s)) AS behind,
               count(dispatched_at) AS sent,
               count(*) FILTER (WHERE dispatched_at < safepoint.now() - make_interval(secs => %(lost)s)) AS lost,
               extract(epoch FROM safepoint.now() - min(ready_at))::float AS oldest
-         FROM ((SELECT lane, due_at, dispatched_at, ready_at, reason FROM safepoint.steps
-                 WHERE status = 'ready' AND (kind <> 'start' OR dispatched_at IS NOT NULL) LIMIT %(most)s)
+         FROM ((SELECT lane, queued, due_at, dispatched_at, ready_at, reason FROM safepoint.steps
+                 WHERE status = 'ready' AND queued = 0 LIMIT %(most)s)
                UNION ALL
-               (SELECT lane, due_at, dispatched_at, ready_at, reason FROM safepoint.steps
-                 WHERE status = 'ready' AND kind = 'start' AND dispatched_at IS NULL LIMIT %(most)s)) x
+               (SELECT lane, queued, due_at, dispatched_at, ready_at, reason FROM safepoint.steps
+                 WHERE status = 'ready' AND queued > 0 AND due_at < 'infinity' LIMIT %(most)s)) x
         GROUP BY lane) s ON s.lane = l.name
  ORDER BY 1
 """
