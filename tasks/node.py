@@ -27,6 +27,7 @@ from ..ledger.connect import Connection, connect
 from ..ledger.errors import LedgerUnavailable
 from ..recovery.scan import recovery_lane
 from .board import Board, Executing
+from .forks import at_work
 from .outcomes import Outcomes
 
 __all__ = ["Heartbeat", "new_node_id"]
@@ -209,18 +210,27 @@ class Heartbeat:
     def _run(self) -> None:
         due = time.monotonic() + self.settings.worker.beat
         while not self._stop.is_set():
-            self._await_events(self._wait_for(due))
-            if time.monotonic() >= due or (self._drain_until is not None and not self._announced):
-                self._announced = self._drain_until is not None
-                answered = self.once()
-                due = time.monotonic() + (
-                    self.settings.worker.beat if answered else min(BACKOFF, self.settings.worker.beat)
-                )
-            elif self._outcomes.wanted_in() == 0:
-                self._flush()
-            if self._drain_until is not None and time.monotonic() >= self._drain_until:
-                self._end_drain()
+            spoke = self._await_events(self._wait_for(due))
+            with at_work():
+                due = self._work(spoke, due)
+            if self._drained:
                 return
+
+    def _work(self, spoke: list[int], due: float) -> float:
+        """Do what events ask for and what is due; return when the next beat is."""
+        self._heed(spoke)
+        if time.monotonic() >= due or (self._drain_until is not None and not self._announced):
+            self._announced = self._drain_until is not None
+            answered = self.once()
+            due = time.monotonic() + (
+                self.settings.worker.beat if answered else min(BACKOFF, self.settings.worker.beat)
+            )
+        elif self._outcomes.wanted_in() == 0:
+            self._flush()
+        if self._drain_until is not None and time.monotonic() >= self._drain_until:
+            self._end_drain()
+            self._drained = True
+        return due
 
     def _flush(self) -> None:
         """Tell the ledger what calls have come to; what it does not hear is no verdict."""
@@ -234,6 +244,7 @@ class Heartbeat:
             log.exception("node.outcomes_untold")
 
     _announced = False
+    _drained = False
 
     def _wait_for(self, due: float) -> float:
         until = due if self._drain_until is None else min(due, self._drain_until)
@@ -241,10 +252,13 @@ class Heartbeat:
         left = max(0.0, until - time.monotonic())
         return left if soon is None else min(left, soon)
 
-    def _await_events(self, seconds: float) -> None:
+    def _await_events(self, seconds: float) -> list[int]:
         for found in self.board.read():
             self._watch.follow(found)
-        for fd, _ in self._watch.poll.poll(seconds * 1000):
+        return [fd for fd, _ in self._watch.poll.poll(seconds * 1000)]
+
+    def _heed(self, spoke: list[int]) -> None:
+        for fd in spoke:
             if fd in self._watch.fds:
                 self._child_ended(*self._watch.forget(fd))
             elif fd == self.board.hello_reader:

@@ -39,6 +39,7 @@ from . import registry as declared
 from .app import App, make_app, worker_argv
 from .board import Board
 from .execute import Executor
+from .forks import at_work
 from .histories import Histories
 from .loan import Loan, Shutdown
 from .node import EXIT_GRACE, Heartbeat, new_node_id
@@ -128,11 +129,12 @@ class Worker:
         threading.Thread(target=self._decline, args=(UUID(run), Key.from_wire(step), lane), daemon=True).start()
 
     def _decline(self, run_id: UUID, key: Key, lane: str) -> None:
-        try:
-            with self._connect("unknown") as connection:
-                outbox.decline(connection, run_id, key, lane=lane)
-        except (psycopg.Error, LedgerUnavailable) as error:  # it is due again by itself; the message was a hint
-            log.warning("step.unknown", run=str(run_id), step=key.wire, error=" ".join(str(error).split())[:200])
+        with at_work():
+            try:
+                with self._connect("unknown") as connection:
+                    outbox.decline(connection, run_id, key, lane=lane)
+            except (psycopg.Error, LedgerUnavailable) as error:  # it is due again by itself; the message was a hint
+                log.warning("step.unknown", run=str(run_id), step=key.wire, error=" ".join(str(error).split())[:200])
 
     def scan(self) -> None:
         """The beat's chore: one round of the orphan scan."""
