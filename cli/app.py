@@ -20,6 +20,9 @@ from . import (
     doctor,
     effects,
     fleet,
+    lane_changes,
+    lanes,
+    plan,
     processes,
     reading,
     replay,
@@ -43,7 +46,7 @@ app = typer.Typer(
 
 VERBS: tuple[Callable[..., None], ...] = (
     *(demo.demo, up.up, enqueue),
-    *(reading.runs, reading.show, reading.why, watch.watch, replay.replay, fleet.nodes, fleet.lanes, fleet.versions),
+    *(reading.runs, reading.show, reading.why, watch.watch, replay.replay, fleet.nodes, fleet.versions),
     doctor.doctor,
     *(approve.approve, approve.deny),
     *(control.cancel, control.pause, control.resume, control.retry, control.signal, control.sweep, budget.budget),
@@ -53,6 +56,9 @@ for verb in VERBS:
     app.command(verb.__name__)(verb)
 app.add_typer(effects.app, name="effects")
 app.add_typer(breakers.app, name="breakers")
+for verb in (*lane_changes.VERBS, plan.plan):
+    lanes.app.command(verb.__name__.rstrip("_"))(verb)
+app.add_typer(lanes.app, name="lanes")
 app.add_typer(database.app, name="db")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -11,10 +10,10 @@ import typer
 from ..config.errors import SafepointError
 from .access import reading, who, writing
 from .console import document, say, table
-from .options import By, Json
+from .options import By, Json, Why, seconds_of
 from .words import age, short, span
 
-__all__ = ["app", "seconds_of"]
+__all__ = ["app"]
 
 Document = Mapping[str, Any]
 
@@ -28,8 +27,6 @@ app = typer.Typer(
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="The dependency, as in @step(uses=NAME).", show_default=False)
 ]
-Why = Annotated[str, typer.Option(help="Why; for those who read it later.", show_default=False)]
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class UnknownBreakerError(SafepointError):
@@ -120,11 +117,3 @@ def _unknown(connection: Any, name: str) -> UnknownBreakerError:
     from ..ledger.breakers import names  # noqa: PLC0415  # as above
 
     return UnknownBreakerError(name=name, names=", ".join(names(connection)) or "none, no step has uses= yet")
-
-
-def seconds_of(text: str, *, option: str) -> float:
-    """Read a length of time: a number with s, m, h or d; a bare number is seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text.strip())
-    if not found or not float(found[1]):
-        raise typer.BadParameter(f"{text!r} is no length of time; accepted is 90s, 30m, 2h, 1d", param_hint=option)
-    return float(found[1]) * _UNITS[found[2] or "s"]

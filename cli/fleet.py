@@ -1,4 +1,4 @@
-"""Verbs that look at the machinery: `nodes`, `lanes`, `versions`."""
+"""Verbs that look at the machinery: `nodes`, `versions`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .console import document, say, table
 from .options import Json
 from .words import age
 
-__all__ = ["lanes", "nodes", "versions"]
+__all__ = ["nodes", "versions"]
 
 
 def nodes(
@@ -38,25 +38,6 @@ def _node_row(node: Mapping[str, Any]) -> tuple[str, ...]:
     busy = f"{len(node['active'])}/{node['concurrency']}"
     lanes_, serves = ",".join(node["lanes"]), ", ".join(node["serves"])
     return (node["id"], node["host"], str(node["pid"]), node["state"], age(node["last_seen"]), lanes_, serves, busy)
-
-
-def lanes(*, as_json: Json = False) -> None:
-    """List the lanes: their limits, and what is on them."""
-    from ..ledger.fleet import list_lanes  # noqa: PLC0415  # as above
-
-    with reading() as connection:
-        found = list_lanes(connection)
-    if as_json:
-        document(found)
-        return
-    names = ("LANE", "#RATE/S", "#BURST", "#IN FLIGHT", "#WINDOW", "#READY", "#SENT", "#RUNNING", "#WORKERS", "")
-    table(names, [_lane_row(lane) for lane in found])
-
-
-def _lane_row(lane: Mapping[str, Any]) -> tuple[str, ...]:
-    limits = ("" if lane[name] is None else f"{lane[name]:g}" for name in ("rate", "burst", "in_flight", "window"))
-    counts = (str(lane[name]) for name in ("ready", "sent", "running", "workers"))
-    return (lane["name"], *limits, *counts, "paused" if lane["paused"] else "")
 
 
 def versions(*, as_json: Json = False) -> None:

@@ -9,7 +9,12 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["By", "Json", "Log", "LogForm", "RunId", "Tags", "Tenant", "lane_names", "parse_tags", "use_log"]
+__all__ = [
+    "By", "Json", "Log", "LogForm", "RunId", "Tags", "Tenant", "Why", "lane_names", "parse_tags", "seconds_of", "use_log",
+]  # fmt: skip
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+LONGEST = 3650 * 86_400.0  # ten years: more is a slip of the pen, and the ledger's calendar has an end
 
 
 class LogForm(StrEnum):
@@ -39,6 +44,8 @@ By = Annotated[
     str | None, typer.Option(help="Who does this; the user who is logged in when not given.", show_default=False)
 ]
 
+Why = Annotated[str, typer.Option(help="Why; for those who read it later.", show_default=False)]
+
 
 def parse_tags(given: list[str] | None) -> dict[str, str]:
     """Read `name=value` pairs."""
@@ -54,3 +61,12 @@ def parse_tags(given: list[str] | None) -> dict[str, str]:
 def lane_names(text: str) -> tuple[str, ...]:
     """Read a list of lanes, separated by commas."""
     return tuple(name for name in re.split(r"[,\s]+", text) if name)
+
+
+def seconds_of(text: str, *, option: str) -> float:
+    """Read a length of time: a number with s, m, h or d; a bare number is seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text.strip())
+    seconds = float(found[1]) * _UNITS[found[2] or "s"] if found else 0.0
+    if not 0 < seconds <= LONGEST:
+        raise typer.BadParameter(f"{text!r} is no length of time; accepted is 90s, 30m, 2h, 1d", param_hint=option)
+    return seconds

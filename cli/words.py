@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from ..ledger.reasons import span
+from ..ledger.span import span
 
 __all__ = ["age", "clock", "lines_of", "next_command", "short", "span", "verdict"]
 

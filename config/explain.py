@@ -6,6 +6,7 @@ import difflib
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,12 +15,19 @@ from pydantic.fields import FieldInfo
 
 from .errors import Problem
 
-__all__ = ["Found", "explain", "find", "unknown", "variables"]
+__all__ = ["Found", "Unset", "explain", "find", "is_mapping", "unknown", "variables"]
 
 Keys = tuple[str, ...]
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", Path: "a folder", SecretStr: "a URL"}
 _BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+
+
+@dataclass(frozen=True, slots=True)
+class Unset:
+    """Stands in an annotation, and says with which word a value that may be none is unset."""
+
+    word: str
 
 
 class Found(NamedTuple):
@@ -39,7 +47,7 @@ def find(model: type[BaseModel], keys: Keys) -> Found:
         if field is None and position < len(keys) - 1 and (named := _named(table)) is not None:
             inner = find(named, keys[position + 1 :])
             return inner._replace(path=keys[: position + 1] + inner.path)
-        if field and typing.get_origin(field.annotation) is dict and len(keys) > position + 2:
+        if field and _is_table(field) and below is None and len(keys) > position + 2:
             inner = find(typing.get_args(field.annotation)[1], keys[position + 2 :])
             return inner._replace(path=keys[: position + 2] + inner.path)
         if below is None:
@@ -55,7 +63,7 @@ def variables(model: type[BaseModel], lanes: Sequence[str]) -> list[str]:
         below = _table(field.annotation)
         if below is not None:
             names += [f"{key}__{name}" for name in below.model_fields]
-        elif typing.get_origin(field.annotation) is dict:
+        elif typing.get_origin(field.annotation) is dict and not is_mapping(field):
             inner = typing.get_args(field.annotation)[1].model_fields
             names += [f"{key}__{lane}__{name}" for lane in lanes for name in inner if name != "name"]
         else:
@@ -74,10 +82,20 @@ def explain(
             ".".join((*found.path, name)) for name in found.table.model_fields if (*found.path, name)[2:] != ("name",)
         ]
         return unknown(source, key or ".".join(keys), known)
-    accepted = (
-        _words(found.field.annotation, found.field.metadata) if found.field and not _is_table(found.field) else ""
-    )
-    return Problem(source, key or ".".join(keys), _text(error, found.field, value), accepted)
+    if keys[-1:] == ("[key]",):
+        keys, value = keys[:-1], keys[-2]
+        return Problem(source, key or ".".join(keys[:-1]), f"{value!r} is no name", "text of 1 to 200 letters")
+    if keys[:1] == ("lanes",) and keys[2:] == ("name",):  # nobody has typed that key: it is the table's own name
+        keys = keys[:2]
+    return Problem(source, key or ".".join(keys), _text(error, found.field, value), _accepted(found, keys))
+
+
+def _accepted(found: Found, keys: Keys) -> str:
+    if found.field is None or _is_table(found.field):
+        return ""
+    if is_mapping(found.field) and len(keys) > len(found.path) + 1:  # one of them
+        return _words(typing.get_args(found.field.annotation)[1], ())
+    return _words(found.field.annotation, found.field.metadata)
 
 
 def unknown(source: str, key: str, known: Sequence[str]) -> Problem:
@@ -108,7 +126,14 @@ def _named(table: type[BaseModel]) -> type[BaseModel] | None:
 
 
 def _is_table(field: FieldInfo) -> bool:
-    return _table(field.annotation) is not None or typing.get_origin(field.annotation) is dict
+    is_dict = typing.get_origin(field.annotation) is dict
+    return _table(field.annotation) is not None or (is_dict and not is_mapping(field))
+
+
+def is_mapping(field: FieldInfo) -> bool:
+    """Whether a key holds values under names that the user chooses, as weights of tenants."""
+    is_dict = typing.get_origin(field.annotation) is dict
+    return is_dict and _table(typing.get_args(field.annotation)[1]) is None
 
 
 def _is_secret(kind: Any) -> bool:
@@ -123,7 +148,10 @@ def _words(kind: Any, metadata: Sequence[Any]) -> str:
     if origin is typing.Annotated:
         return _words(args[0], [*args[1:], *metadata])
     if origin in {typing.Union, types.UnionType}:
-        return " or ".join("unset" if arg is type(None) else _words(arg, metadata) for arg in args)
+        unset = next((part.word for part in metadata if isinstance(part, Unset)), "unset")
+        return " or ".join(unset if arg is type(None) else _words(arg, metadata) for arg in args)
+    if origin is dict:
+        return "names, each with " + _words(args[1], ())
     if origin is tuple:
         return "a list, each " + _words(args[0], ())
     return " ".join([_KINDS.get(kind, "text"), *_bounds(metadata)])
@@ -133,7 +161,7 @@ def _bounds(metadata: Sequence[Any]) -> list[str]:
     # A Field() inside Annotated keeps its bounds in a list of its own.
     flat = [part for item in metadata for part in getattr(item, "metadata", [item])]
     limits = [
-        f"{word} {getattr(part, sign):g}" for part in flat for sign, word in _BOUNDS.items() if hasattr(part, sign)
+        f"{word} {getattr(part, sign):.15g}" for part in flat for sign, word in _BOUNDS.items() if hasattr(part, sign)
     ]
     patterns = [f"like {part.pattern}" for part in flat if getattr(part, "pattern", None)]
     return limits + patterns

@@ -6,25 +6,32 @@ Only the policy is here; it is applied in the ledger when rows leave the outbox,
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
-__all__ = ["NAME_PATTERN", "Lane"]
+from .explain import Unset
+
+__all__ = ["NAME_PATTERN", "UNLIMITED", "Lane"]
 
 NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,39}$"
+UNLIMITED = "unlimited"
+SLOWEST = 1e-5  # steps a second: about one a day; below that the ledger's arithmetic has no numbers
 
 
 def _no_limit(value: object) -> object:
-    return None if value == "unlimited" else value
+    return None if value == UNLIMITED else value
 
 
-# TOML has no null: the word lifts a limit that the shipped defaults set.
-_Unlimited = BeforeValidator(_no_limit)
-Rate = Annotated[Annotated[float, Field(ge=0, allow_inf_nan=False)] | None, _Unlimited]
-Count = Annotated[Annotated[int, Field(ge=0)] | None, _Unlimited]
-Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Burst = Annotated[Annotated[int, Field(ge=1)] | None, _Unlimited]
+# TOML has no null: the word lifts a limit that the shipped defaults, or a person, set. The upper bounds are those of the
+# ledger's columns and of arithmetic that must not overflow in the middle of an admission.
+_Unlimited = (BeforeValidator(_no_limit), Unset(UNLIMITED))
+Rate = Annotated[Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)] | None, *_Unlimited]
+Count = Annotated[Annotated[int, Field(ge=0, le=1_000_000_000)] | None, *_Unlimited]
+Some = Annotated[Annotated[int, Field(ge=1, le=1_000_000_000)] | None, *_Unlimited]
+Weight = Annotated[float, Field(ge=0.001, le=1000, allow_inf_nan=False)]
+Tenant = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class Lane(BaseModel):
@@ -35,12 +42,12 @@ class Lane(BaseModel):
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
     queue: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")] = ""
     rate: Rate = None  # steps a second
-    burst: Burst = None  # steps at once after a quiet time
+    burst: Some = None  # steps at once after a quiet time
     in_flight: Count = None  # steps published and not yet ended
-    window: Count = None  # messages in the broker that nobody has claimed; more wait in the ledger
-    inline_slice: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # seconds
+    window: Some = None  # messages in the broker that nobody has claimed; more wait in the ledger
+    inline_slice: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 0.0  # seconds
     tenant_in_flight: Count = None  # of them, of one tenant
-    weights: dict[str, Weight] = Field(default_factory=dict)  # a tenant's turns for each one of a tenant without weight
+    weights: dict[Tenant, Weight] = Field(default_factory=dict)  # a tenant's turns for each one of a tenant without
     order: Literal["priority", "deadline"] = "priority"  # what goes first within a tenant; the other one comes next
     stop_on_breaker: bool = True  # steps of an open breaker wait; false lets them through all the same
     paused: bool = False  # nothing of it starts
@@ -52,9 +59,42 @@ class Lane(BaseModel):
             return {**values, "queue": values.get("name", "")}
         return values
 
+    @model_validator(mode="after")
+    def _does_not_contradict_itself(self, info: ValidationInfo) -> Self:
+        # A person who changes one key is not told off for two others that the file and somebody else have set.
+        changed = (info.context or {}).get("changed")
+        for keys, text in self._contradictions():
+            if changed is None or changed & keys:
+                raise ValueError(text)
+        return self
+
+    def _contradictions(self) -> Iterator[tuple[frozenset[str], str]]:
+        if self.burst is not None and self.rate is None and "rate" not in self.model_fields_set:
+            text = f"burst is {self.burst}, and there is no rate that it could belong to; set rate as well"
+            yield frozenset({"burst"}), text
+        if self.rate and self.rate < SLOWEST:
+            text = f"rate is {self.rate:g}; it must be 0, which lets nothing through, or at least {SLOWEST:.5f}"
+            yield frozenset({"rate"}), text
+        most = self.in_flight
+        if most is not None and self.tenant_in_flight is not None and self.tenant_in_flight > most:
+            text = f"tenant_in_flight is {self.tenant_in_flight}; it must be at most in_flight ({most})"
+            yield frozenset({"in_flight", "tenant_in_flight"}), text
+
     def as_policy(self) -> dict[str, Any]:
         """Return what is set and is no default, as the ledger keeps it."""
-        return self.model_dump(mode="json", exclude={"name", "queue"}, exclude_defaults=True)
+        policy = self.model_dump(mode="json", exclude={"name", "queue"}, exclude_defaults=True)
+        if self.rate is None:
+            policy.pop("burst", None)  # the shipped one, of a rate that has been lifted
+        return policy
+
+    @classmethod
+    def of(cls, name: str, policy: Mapping[str, Any], *, changed: frozenset[str] = frozenset()) -> Self:
+        """Make a lane of what the ledger keeps; keys of a later release are left out.
+
+        Only contradictions that have to do with the `changed` keys are refused.
+        """
+        known = {key: value for key, value in policy.items() if key in cls.model_fields}
+        return cls.model_validate({**known, "name": name}, context={"changed": changed})
 
     @property
     def limited(self) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from .errors import ConfigError, Problem
-from .explain import Keys, explain, find, unknown, variables
+from .explain import Keys, explain, find, is_mapping, unknown, variables
 
 __all__ = ["read", "shipped_lanes"]
 
@@ -131,7 +131,7 @@ def _kind(model: type[BaseModel], keys: Keys, layers: _Layers) -> Any:  # annota
     is_key = (
         found.field is not None
         and (*found.path, keys[-1]) == keys
-        and typing.get_origin(found.field.annotation) is not dict
+        and (typing.get_origin(found.field.annotation) is not dict or is_mapping(found.field))
     )
     if not is_key or found.field is None:
         return None
@@ -145,6 +145,9 @@ def _kind(model: type[BaseModel], keys: Keys, layers: _Layers) -> Any:  # annota
 def _parsed(kind: Any, text: str) -> object:
     if typing.get_origin(kind) is tuple:
         return [part.strip() for part in text.split(",") if part.strip()]
+    if typing.get_origin(kind) is dict and all("=" in part for part in text.split(",") if part.strip()):
+        pairs = (part.partition("=") for part in text.split(",") if part.strip())
+        return {name.strip(): value.strip() for name, _, value in pairs}
     # An empty variable is how compose files and charts say "not set".
     return None if text == "" and type(None) in typing.get_args(kind) else text
 

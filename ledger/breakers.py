@@ -52,12 +52,18 @@ class Row:
     policy: dict[str, Any] = field(default_factory=dict)
 
 
-def apply(connection: Connection, policies: Mapping[str, Policy], *, only_missing: bool = False) -> None:
-    """Write policies, making the breakers that there are not yet; `only_missing` leaves the others as they are."""
+def apply(connection: Connection, policies: Mapping[str, Policy], *, only_missing: bool = False) -> dict[str, str]:
+    """Write policies, making the breakers that there are not yet; return what became of each: `added`, `changed` or
+    `same`. `only_missing` leaves those that there are as they are.
+    """
+    done = {}
     for name in sorted(policies):
-        inserted = connection.execute(_INSERT, (name, Jsonb(policies[name]))).rowcount
-        if not inserted and not only_missing:
-            connection.execute(_UPDATE, {"name": name, "policy": Jsonb(policies[name])})
+        done[name] = "same"
+        if connection.execute(_INSERT, (name, Jsonb(policies[name]))).rowcount:
+            done[name] = "added"
+        elif not only_missing and connection.execute(_UPDATE, {"name": name, "policy": Jsonb(policies[name])}).rowcount:
+            done[name] = "changed"
+    return done
 
 
 def names(connection: Connection) -> list[str]:

@@ -1,4 +1,4 @@
-"""What people and programs read of the machinery: nodes, lanes, and which versions are wanted and served."""
+"""What people and programs read of the machinery: nodes, and which versions are wanted and served."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sqlalchemy import ColumnElement, Connection, Text, and_, case, cast, func, 
 from .document import parsed
 from .instant import NOW, iso
 from .key import Key
-from .schema import flows, lanes, nodes, runs, steps
+from .schema import flows, nodes, runs, steps
 
-__all__ = ["list_lanes", "list_nodes", "list_versions"]
+__all__ = ["list_nodes", "list_versions"]
 
 Document = dict[str, Any]
 
@@ -70,25 +70,6 @@ def _active(connection: Connection) -> Mapping[str, list[Document]]:
     for owner, run_id, since, *parts in connection.execute(query):
         found[owner].append({"run_id": str(run_id), "step": str(Key(*parts)), "since": since})
     return found
-
-
-def list_lanes(connection: Connection) -> list[Document]:
-    """List the lanes with their limits and what is on them now."""
-    # By steps_due, steps_dispatched, steps_in_flight: each counts the rows of its index alone.
-    ready = select(func.count()).where(steps.c.status == "ready", steps.c.lane == lanes.c.name).scalar_subquery()
-    sent = (
-        select(func.count())
-        .where(steps.c.status == "ready", steps.c.lane == lanes.c.name, steps.c.dispatched_at.is_not(None))
-        .scalar_subquery()
-    )
-    running = (
-        select(func.count()).where(steps.c.status == "running", steps.c.claimed_from == lanes.c.name).scalar_subquery()
-    )
-    workers = select(func.count()).where(_IS_LIVE, lanes.c.name == func.any(nodes.c.lanes)).scalar_subquery()
-    columns = (lanes.c.name, lanes.c.rate, lanes.c.burst, lanes.c.in_flight, lanes.c.window, lanes.c.paused)
-    names = ("name", "rate", "burst", "in_flight", "window", "paused", "ready", "sent", "running", "workers")
-    query = select(*columns, ready, sent, running, workers).order_by(lanes.c.name)
-    return [dict(zip(names, row, strict=True)) for row in connection.execute(query)]
 
 
 def list_versions(connection: Connection) -> list[Document]:

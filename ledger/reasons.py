@@ -10,7 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["OpenStep", "Question", "RunFacts", "breaker_words", "complete", "reasons", "span"]
+from .lane_words import LaneFacts, limit_words
+from .span import span
+
+__all__ = ["OpenStep", "Question", "RunFacts", "breaker_words", "complete", "reasons"]
 
 Reason = dict[str, Any]
 
@@ -70,6 +73,7 @@ class OpenStep:
     owner_lives: bool = True
     attempt: int = 1
     served: bool = True
+    queued: bool = False  # waits to be admitted to its lane
     child: str | None = None
     question: Question | None = None
     breaker: str | None = None  # of the dependency that it uses, in words; none when that one is closed
@@ -87,7 +91,7 @@ class RunFacts:
     holds: Mapping[str, Any] = field(default_factory=dict)
     open: Sequence[OpenStep] = ()
     ahead: Mapping[str, int] = field(default_factory=dict)  # lane -> ready steps
-    limited: Mapping[str, str] = field(default_factory=dict)  # lane -> what limits it, in words
+    lanes: Mapping[str, LaneFacts] = field(default_factory=dict)  # those that ready steps are on
 
 
 def reasons(run: RunFacts) -> list[Reason]:
@@ -116,12 +120,18 @@ def _of_step(run: RunFacts, step: OpenStep) -> Reason | None:
             return _later(run, step)
         case "ready" if step.breaker is not None or not step.served:
             return _stopped(run, step)
-        case "ready" if step.sent_ago is None and step.lane in run.limited:
-            text = f"{step.key} is one of {run.ahead.get(step.lane, 1)} on lane {step.lane}: {run.limited[step.lane]}"
-            return complete({"code": "lane", **_own(step), "text": text}, run.run_id, step=step)
+        case "ready" if step.sent_ago is None and (words := _limit(run, step)):
+            text = f"{step.key} is one of {run.ahead.get(step.lane, 1)} on lane {step.lane}: {words}"
+            next_ = f"safepoint lanes show {step.lane}"
+            return complete({"code": "lane", **_own(step), "text": text, "next": next_}, run.run_id, step=step)
         case "ready":
             return _queued(run, step)
     return None
+
+
+def _limit(run: RunFacts, step: OpenStep) -> str:
+    lane = run.lanes.get(step.lane)
+    return "" if lane is None else limit_words(lane, queued=step.queued)
 
 
 def _waiting(run: RunFacts, step: OpenStep) -> Reason:
@@ -220,16 +230,3 @@ def breaker_words(name: str, *, state: str, why: str | None, probe_in: float | N
     if probe_in is None:
         return f"the breaker of {name} is open until somebody resets it{told}"
     return f"the breaker of {name} is open{told}; it is probed {f'in {span(probe_in)}' if probe_in > 0 else 'next'}"
-
-
-def span(seconds: float) -> str:
-    """Give a number of seconds as people say it."""
-    if seconds < 10:
-        return f"{max(seconds, 0):.1f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    if seconds < 172_800:
-        return f"{seconds / 3600:.0f} h"
-    return f"{seconds / 86_400:.0f} days"

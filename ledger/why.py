@@ -26,8 +26,9 @@ from sqlalchemy import (
 from .document import parsed, shown
 from .instant import NOW, iso, seconds_to
 from .key import Key
+from .lane_views import standing
 from .reasons import OpenStep, Question, RunFacts, breaker_words, reasons
-from .schema import breakers, effects, lanes, nodes, runs, steps
+from .schema import breakers, effects, nodes, runs, steps
 
 __all__ = ["open_steps", "why"]
 
@@ -68,7 +69,7 @@ def _open(run_ids: Sequence[UUID]) -> Select[*tuple[Any, ...]]:
             steps.c.owner, iso(func.coalesce(steps.c.claimed_at, steps.c.created_at)).label("since"),
             seconds_to(steps.c.ready_at).label("ready_in"), seconds_to(steps.c.due_at).label("due_in"),
             seconds_to(steps.c.dispatched_at).label("sent_in"), seconds_to(steps.c.claimed_at).label("claimed_in"),
-            func.coalesce(lives, False).label("lives"), _is_served().label("is_served"),
+            func.coalesce(lives, False).label("lives"), _is_served().label("is_served"), steps.c.queued,
             cast(_child.c.run_id, Text).label("child"), is_question.label("is_question"),
             case((and_(is_question, size <= LISTED), asked)).label("asked"), size.label("size"),
             func.coalesce(effects.c.request_encoding, steps.c.input_encoding).label("asked_encoding"),
@@ -116,6 +117,7 @@ def _step(row: RowMapping) -> OpenStep:
         owner_lives=row["lives"],
         attempt=row["attempt"],
         served=row["is_served"],
+        queued=row["queued"] > 0,
         child=row["child"],
         question=_question(row) if row["is_question"] else None,
         breaker=_breaker(row) if row["dependency"] is not None else None,
@@ -144,11 +146,12 @@ def _ago(value: Any) -> float | None:
 def why(connection: Connection, run_id: UUID) -> dict[str, Any] | None:
     """Tell why a run does not move: `{run_id, status, reasons, running}`; None when there is no such run."""
     asked = runs.c.run_id == run_id
-    columns = (runs.c.status, runs.c.flow, runs.c.workflow_version, cast(runs.c.reason, Text), cast(runs.c.holds, Text))
+    told = (cast(runs.c.reason, Text), cast(runs.c.holds, Text))
+    columns = (runs.c.status, runs.c.flow, runs.c.workflow_version, *told, runs.c.tenant_id)
     row = connection.execute(select(*columns).where(asked)).one_or_none()
     if row is None:
         return None
-    status, flow, version, reason, holds = row
+    status, flow, version, reason, holds, tenant = row
     open_ = open_steps(connection, [run_id])[run_id]
     waiting_on = sorted({step.lane for step in open_ if step.status == "ready"})
     stored = parsed(holds)
@@ -161,7 +164,7 @@ def why(connection: Connection, run_id: UUID) -> dict[str, Any] | None:
         holds=stored if isinstance(stored, Mapping) else {},
         open=open_,
         ahead={lane: _ready_on(connection, lane) for lane in waiting_on},
-        limited=_limits(connection, waiting_on),
+        lanes=standing(connection, waiting_on, tenant=tenant),
     )
     running = [
         {"step": step.key, "node": step.owner, "for": step.claimed_ago} for step in open_ if step.status == "running"
@@ -178,17 +181,3 @@ def _ready_on(connection: Connection, lane: str) -> int:
     ]
     counts = [connection.scalar(select(func.count()).select_from(one)) or 0 for one in some]
     return min(sum(counts), 1001)
-
-
-def _limits(connection: Connection, names: Sequence[str]) -> dict[str, str]:
-    columns = (lanes.c.name, lanes.c.rate, lanes.c.in_flight, lanes.c.paused)
-    found = connection.execute(select(*columns).where(lanes.c.name.in_(names)))
-    return {name: words for name, *policy in found if (words := _limit(*policy))}
-
-
-def _limit(rate: float | None, in_flight: int | None, paused: bool) -> str:  # noqa: FBT001  # a row's columns
-    if paused:
-        return "the lane is paused"
-    parts = [f"{rate:g} steps a second"] if rate is not None else []
-    parts += [f"{in_flight} at once"] if in_flight is not None else []
-    return "it lets through " + " and ".join(parts) if parts else ""

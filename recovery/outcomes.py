@@ -25,15 +25,20 @@ __all__ = ["apply", "close", "force_open", "introduce", "record", "record_probe"
 log = structlog.get_logger("safepoint.breaker")
 
 
-def introduce(connection: Connection, configured: Breakers, names: set[str], *, only_missing: bool = False) -> None:
-    """Make the breakers of these dependencies, with their configured policies."""
+def introduce(
+    connection: Connection, configured: Breakers, names: set[str], *, only_missing: bool = False
+) -> dict[str, str]:
+    """Make the breakers of these dependencies, with their configured policies; return what became of each."""
     policies = {name: configured.of(name).model_dump() for name in names}
-    breakers.apply(connection, policies, only_missing=only_missing)
+    return breakers.apply(connection, policies, only_missing=only_missing)
 
 
-def apply(connection: Connection, configured: Breakers) -> None:
-    """Write the configured policies to all breakers that there are, and make those that the file names."""
-    introduce(connection, configured, {*breakers.names(connection), *(configured.model_extra or {})})
+def apply(connection: Connection, configured: Breakers) -> dict[str, str]:
+    """Write the configured policies to all breakers that there are, and make those that the file names.
+
+    Returns what became of each: `added`, `changed` or `same`.
+    """
+    return introduce(connection, configured, {*breakers.names(connection), *(configured.model_extra or {})})
 
 
 def record(connection: Connection, tallies: Mapping[str, Tally], configured: Breakers, *, by: str) -> list[str]:

@@ -13,6 +13,7 @@ from prepared import FIRST, NODE, SECOND, Ledger, prepared, step
 from safepoint.ledger import commit, control, fleet, nodes, outbox, views
 from safepoint.ledger.document import dumps
 from safepoint.ledger.errors import LedgerUnavailable, SchemaTooOld
+from safepoint.ledger.lane_views import list_lanes
 from safepoint.ledger.snapshot import snapshot
 from safepoint.ledger.why import why
 
@@ -187,7 +188,7 @@ def test_a_limited_lane_says_its_limit(ledger: Ledger) -> None:
 
     (reason,) = ledger.reasons(run)
 
-    assert (reason["code"], reason["next"]) == ("lane", "safepoint lanes")
+    assert (reason["code"], reason["next"]) == ("lane", "safepoint lanes show recovery")
     assert "5 steps a second" in reason["text"]
 
 
@@ -245,7 +246,7 @@ def test_lanes_count_what_is_on_them(ledger: Ledger) -> None:
     ledger.claim(run, FIRST)
 
     with snapshot(ledger.url, name="test") as connection:
-        found = {one["name"]: one for one in fleet.list_lanes(connection)}
+        found = {one["name"]: one for one in list_lanes(connection)}
 
     assert (found["online"]["ready"], found["online"]["running"], found["online"]["workers"]) == (1, 1, 1)
     assert found["recovery"]["rate"] == 5

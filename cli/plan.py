@@ -1,0 +1,3 @@
+"""`lanes plan`: stub."""
+def plan() -> None:
+    """Stub."""
