@@ -16,6 +16,7 @@ from .options import By, Json, Why, seconds_of
 from .words import span
 
 if TYPE_CHECKING:
+    from ..config.settings import Settings
     from ..recovery.admission import Applied
 
 __all__ = ["VERBS", "told"]
@@ -46,21 +47,10 @@ def apply(
     Lanes that the configuration does not have are kept.
     """
     from ..config.settings import settings  # noqa: PLC0415  # only this verb needs it
-    from ..ledger.lane_views import list_lanes  # noqa: PLC0415
-    from ..ledger.lanes import policies  # noqa: PLC0415
-    from ..recovery import admission, outcomes  # noqa: PLC0415
 
     here = settings()
-    breakers: dict[str, str] = {}
-    if not dry_run:
-        with writing() as connection:
-            found = admission.apply(connection, here.lanes, window=here.relay.window, by=who(by), why=why)
-            breakers = outcomes.apply(connection, here.breakers)
-    with reading() as reader:
-        stand = {lane["name"]: lane for lane in list_lanes(reader)}
-    if dry_run:
-        before = {name: lane["policy"] for name, lane in stand.items()}
-        found = admission.compare(before, policies(here.lanes, window=here.relay.window))
+    found, breakers = _preview(here) if dry_run else _write(here, by=who(by), why=why)
+    stand = _standing()
     if as_json:
         lanes = [_document(one, stand.get(one.name)) for one in found]
         document({"dry_run": dry_run, "lanes": lanes, "breakers": breakers})
@@ -69,6 +59,29 @@ def apply(
         say(*told(one), *(f"  {line}" for line in overridden(stand.get(one.name, {"overrides": {}}))))
     changed = [f"{name} {outcome}" for name, outcome in breakers.items() if outcome != "same"]
     say(*([f"breakers: {', '.join(changed)}"] if changed else []))
+
+
+def _write(here: Settings, *, by: str, why: str) -> tuple[list[Applied], dict[str, str]]:
+    from ..recovery import admission, outcomes  # noqa: PLC0415  # as above
+
+    with writing() as connection:
+        found = admission.apply(connection, here.lanes, window=here.relay.window, by=by, why=why)
+        return found, outcomes.apply(connection, here.breakers)
+
+
+def _preview(here: Settings) -> tuple[list[Applied], dict[str, str]]:
+    from ..ledger.lanes import policies  # noqa: PLC0415  # as above
+    from ..recovery import admission  # noqa: PLC0415
+
+    before = {name: lane["policy"] for name, lane in _standing().items()}
+    return admission.compare(before, policies(here.lanes, window=here.relay.window)), {}
+
+
+def _standing() -> dict[str, Document]:
+    from ..ledger.lane_views import list_lanes  # noqa: PLC0415  # as above
+
+    with reading() as connection:
+        return {lane["name"]: lane for lane in list_lanes(connection)}
 
 
 def told(one: Applied) -> list[str]:

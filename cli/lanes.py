@@ -20,6 +20,7 @@ __all__ = ["Name", "UnknownLaneError", "amount", "app", "overridden"]
 
 Document = Mapping[str, Any]
 LIMITS = ("rate", "burst", "in_flight", "tenant_in_flight", "window")
+UNSAID = {"paused": "false", "order": "priority", "stop_on_breaker": "true", "inline_slice": "0", "weights": "none"}
 
 app = typer.Typer(
     help="Lanes: what lets steps through, and who has changed it for a while.",
@@ -95,13 +96,13 @@ def amount(key: str, value: object) -> str:
     """Give a value of a lane's key as people type it; none is no limit, or the key's default."""
     match value:
         case None:
-            return "unlimited" if key in LIMITS else "nothing"
+            return UNSAID.get(key, "unlimited")
         case bool():
             return "true" if value else "false"
         case int() | float():
             return f"{value:g}"
         case Mapping():
-            return " ".join(f"{name}={amount(key, one)}" for name, one in sorted(value.items())) or "nothing"
+            return " ".join(f"{name}={amount(key, one)}" for name, one in sorted(value.items())) or "none"
     return str(value)
 
 
@@ -146,10 +147,10 @@ def _event(one: Document) -> tuple[str, ...]:
     facts = one["facts"]
     match one["what"]:
         case "overridden" | "over":
-            told = " ".join(f"{key}={amount(key, value)}" for key, value in (facts.get("values") or {}).items())
+            told = " ".join(f"{key}={amount(key, value)}" for key, value in sorted((facts.get("values") or {}).items()))
         case "lifted":
             told = " ".join(facts.get("keys", ()))
         case _:
             after = facts.get("after") or facts.get("before") or {}
-            told = " ".join(f"{key}={amount(key, value)}" for key, value in after.items())
+            told = " ".join(f"{key}={amount(key, value)}" for key, value in sorted(after.items()))
     return (age(one["at"]), f"{one['what']} {told}".strip(), one["by"], short(one["why"], width=80))

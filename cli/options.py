@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 __all__ = [
-    "By", "Json", "Log", "LogForm", "RunId", "Tags", "Tenant", "Why", "lane_names", "parse_tags", "seconds_of", "use_log",
+    "By", "Json", "Log", "LogForm", "RunId", "Tags", "Tenant", "Why",
+    "lane_names", "parse_tags", "seconds_of", "use_log",
 ]  # fmt: skip
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +19,7 @@ from .options import Log, use_log
 if TYPE_CHECKING:
     from ..config.resolve import Endpoints
     from ..config.settings import Settings
+    from ..recovery.admission import Applied
 
 WRONG_USAGE = 2
 
@@ -42,7 +44,8 @@ def up(
     from ..config.settings import settings  # noqa: PLC0415
     from ..ledger.connect import connect  # noqa: PLC0415
     from ..ledger.upgrade import upgrade  # noqa: PLC0415
-    from ..recovery import outcomes  # noqa: PLC0415
+    from ..recovery import admission, outcomes  # noqa: PLC0415
+    from .access import who  # noqa: PLC0415
 
     here = settings()
     os.environ["SAFEPOINT_LOG"] = here.log
@@ -53,9 +56,12 @@ def up(
     try:
         state = upgrade(ends.ledger_url)
         with connect(ends.ledger_url, name="safepoint up") as connection:
+            window, by = here.relay.window, who(None)
+            applied = admission.apply(connection, here.lanes, window=window, by=by, why="safepoint up")
             outcomes.apply(connection, here.breakers)
         planned = plans(here, ends, workers=workers or 1, concurrency=concurrency, with_flower=with_flower)
         _announce(here, ends, planned, schema=str(state.current), with_flower=with_flower)
+        _tell_lanes(ends, [one for one in applied if one.outcome == "changed"])
         _run(planned, wish, ends, json=here.log == "json")
     finally:
         _tell("stopping the embedded servers" if ends.embedded else "all children have ended")
@@ -144,6 +150,19 @@ def _announce(here: Settings, ends: Endpoints, planned: list[Plan], *, schema: s
         _tell(f"flower   http://{here.flower.host}:{here.flower.port} (user {here.flower.user}, password {secret})")
     _tell(f"flows    {', '.join(here.flows) or 'none: set SAFEPOINT_FLOWS to the modules that hold yours'}")
     _tell(f"starting {', '.join(plan.name for plan in planned)}; Ctrl-C ends all")
+
+
+def _tell_lanes(ends: Endpoints, changed: Sequence[Applied]) -> None:
+    """Say what the file has changed of the lanes, and what of it does not hold because people have set it."""
+    from ..ledger.lane_views import list_lanes  # noqa: PLC0415  # as above
+    from ..ledger.snapshot import snapshot  # noqa: PLC0415
+    from .lane_changes import told  # noqa: PLC0415
+    from .lanes import overridden  # noqa: PLC0415
+
+    with snapshot(ends.ledger_url, name="safepoint up") as connection:
+        lines = [line for lane in list_lanes(connection) for line in overridden(lane)]
+    for line in [*(line for one in changed for line in told(one)), *lines]:
+        _tell(f"lanes    {line}")
 
 
 def _run(planned: list[Plan], wish: Wish, ends: Endpoints, *, json: bool) -> None:

@@ -63,9 +63,11 @@ def variables(model: type[BaseModel], lanes: Sequence[str]) -> list[str]:
         below = _table(field.annotation)
         if below is not None:
             names += [f"{key}__{name}" for name in below.model_fields]
-        elif typing.get_origin(field.annotation) is dict and not is_mapping(field):
+        elif key == "lanes":
             inner = typing.get_args(field.annotation)[1].model_fields
             names += [f"{key}__{lane}__{name}" for lane in lanes for name in inner if name != "name"]
+        elif _is_table(field):
+            continue  # tables whose names are not known here
         else:
             names.append(key)
     return [f"SAFEPOINT_{name}".upper() for name in names]

@@ -24,8 +24,8 @@ def _no_limit(value: object) -> object:
     return None if value == UNLIMITED else value
 
 
-# TOML has no null: the word lifts a limit that the shipped defaults, or a person, set. The upper bounds are those of the
-# ledger's columns and of arithmetic that must not overflow in the middle of an admission.
+# TOML has no null: the word lifts a limit that the shipped defaults, or a person, have set. The upper bounds are
+# those of the ledger's columns, and of arithmetic that must not overflow in the middle of an admission.
 _Unlimited = (BeforeValidator(_no_limit), Unset(UNLIMITED))
 Rate = Annotated[Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)] | None, *_Unlimited]
 Count = Annotated[Annotated[int, Field(ge=0, le=1_000_000_000)] | None, *_Unlimited]

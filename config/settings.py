@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, mo
 
 from . import sources
 from .breakers import Breakers
+from .dependencies import Dependency
 from .lanes import Lane
 
 __all__ = ["Settings", "load", "reset", "settings"]
@@ -128,6 +129,7 @@ class Settings(Table):
     flower: FlowerSettings = FlowerSettings()
     lanes: dict[str, Lane] = Field(default_factory=lambda: sources.shipped_lanes(Lane))
     breakers: Breakers = Breakers()
+    dependencies: dict[str, Dependency] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _workers_serve_lanes_that_exist(self) -> Self:

@@ -137,7 +137,7 @@ def _kind(model: type[BaseModel], keys: Keys, layers: _Layers) -> Any:  # annota
         return None
     if keys[0] == "lanes" and (keys[1] not in layers.lanes() or keys[2] == "name"):
         return None  # a variable changes a lane and never makes one: it may be a slip of the pen
-    if len(keys) > 2 and keys[0] == "breakers" and not isinstance(layers.value(keys[:2]), dict):
+    if len(keys) > 2 and keys[0] in {"breakers", "dependencies"} and not isinstance(layers.value(keys[:2]), dict):
         return None  # as above
     return found.field.annotation
 

@@ -1,4 +1,4 @@
-"""What people and programs read of the lanes: what holds, what of it is overridden, what is on them, what has happened."""
+"""What people and programs read of the lanes: what holds, what is overridden, what is on them, what has happened."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, RowMapping, Text, cast, func, select, text
+from sqlalchemy import Connection, RowMapping, Text, cast, select, text
 
 from .document import parsed
 from .instant import iso, seconds_to
 from .lane_words import LaneFacts, Override
-from .schema import lane_events, lane_overrides, lanes
+from .schema import lane_events, lane_overrides
 
-__all__ = ["list_lanes", "read_lane", "standing"]
+__all__ = ["history", "list_lanes", "read_lane", "standing"]
 
 Document = dict[str, Any]
 COUNTED: Final = 10_000  # rows of one tenant's queue: more is all that a person needs to know
@@ -45,7 +45,8 @@ SELECT l.name, l.rate, l.burst, l.in_flight, l."window", l.paused, c.due + c.que
 _TENANTS: Final = """
 WITH RECURSIVE waiting AS (
     (SELECT s.tenant_id FROM safepoint.steps s
-      WHERE s.status = 'ready' AND s.queued > 0 AND s.due_at < 'infinity' AND s.lane = :lane ORDER BY s.tenant_id LIMIT 1)
+      WHERE s.status = 'ready' AND s.queued > 0 AND s.due_at < 'infinity' AND s.lane = :lane
+      ORDER BY s.tenant_id LIMIT 1)
     UNION ALL
     SELECT (SELECT s.tenant_id FROM safepoint.steps s
              WHERE s.status = 'ready' AND s.queued > 0 AND s.due_at < 'infinity' AND s.lane = :lane
@@ -62,10 +63,10 @@ WITH RECURSIVE waiting AS (
         UNION ALL
         SELECT tenant_id FROM safepoint.steps WHERE status = 'running' AND claimed_from = :lane) x GROUP BY tenant_id
 )
-SELECT tenant_id, coalesce(q.queued, 0) AS queued, coalesce(b.in_flight, 0) AS in_flight,
-       coalesce((l.weights ->> tenant_id)::double precision, 1) AS weight
-  FROM (queues q FULL JOIN busy b USING (tenant_id)) CROSS JOIN safepoint.lanes l
- WHERE l.name = :lane ORDER BY 2 DESC, 3 DESC, 1 LIMIT :listed
+SELECT x.tenant_id, x.queued, x.in_flight, coalesce((l.weights ->> x.tenant_id)::double precision, 1) AS weight
+  FROM (SELECT tenant_id, coalesce(q.queued, 0) AS queued, coalesce(b.in_flight, 0) AS in_flight
+          FROM queues q FULL JOIN busy b USING (tenant_id)) x JOIN safepoint.lanes l ON l.name = :lane
+ ORDER BY x.queued DESC, x.in_flight DESC, x.tenant_id LIMIT :listed
 """
 
 # What admission would be told now (lane_room_v1), beside what is in flight: who waits learns by what.

@@ -151,9 +151,9 @@ def remove(connection: Connection, lane: str, *, by: str, why: str) -> Crowd | N
     with connection.transaction():
         if connection.execute("SELECT FROM safepoint.lanes WHERE name = %s FOR UPDATE", (lane,)).fetchone() is None:
             return None
-        counts = connection.execute(_CROWD, {"lane": lane}).fetchone()
+        ready, running, waiting = connection.execute(_CROWD, {"lane": lane}).fetchone() or (0, 0, 0)
         takers = connection.execute(_TAKERS, (lane,)).fetchall()
-        crowd = Crowd(*(counts or (0, 0, 0)), tuple(row[0] for row in takers))
+        crowd = Crowd(ready, running, waiting, tuple(row[0] for row in takers))
         if crowd.is_empty:
             connection.execute(_REMOVE, {"lane": lane, "by": by, "why": why})
         return crowd

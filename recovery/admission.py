@@ -48,7 +48,9 @@ def compare(before: Mapping[str, Values], wanted: Mapping[str, Values]) -> list[
 
 def _differences(before: Values, after: Values) -> dict[str, tuple[Any, Any]]:
     sides = _flat(before), _flat(after)
-    pairs = {key: (sides[0].get(key, _default(key)), sides[1].get(key, _default(key))) for key in {**sides[0], **sides[1]}}
+    pairs = {
+        key: (sides[0].get(key, _default(key)), sides[1].get(key, _default(key))) for key in {**sides[0], **sides[1]}
+    }
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 

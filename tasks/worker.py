@@ -24,6 +24,7 @@ from celery.bin.worker import worker as celery_worker
 from celery.exceptions import Reject
 
 from ..config import crash
+from ..config.errors import ConfigError, Problem
 from ..config.process import place
 from ..config.resolve import Endpoints, endpoints
 from ..config.settings import Settings
@@ -299,13 +300,31 @@ def build(settings: Settings, ends: Endpoints | None = None) -> Worker:
 
     Raises:
         SchemaTooOld, SchemaTooNew: the database is not one that this release works on.
-        ConfigError: a module of flows cannot be imported.
+        ConfigError: a module of flows cannot be imported, or a step is on a lane that is not configured.
         LedgerUnavailable: the database does not answer.
     """
     ends = ends or endpoints(settings)
     upgrade.check(ends.ledger_url)
     declared.load(settings.flows)
+    _check_lanes(settings)
     return Worker(settings, ends)
+
+
+def _check_lanes(settings: Settings) -> None:
+    """Refuse to serve a step whose lane is not configured: its messages would have no queue."""
+    known = ", ".join(sorted(settings.lanes))
+    problems = [
+        Problem(
+            f"step {name}",
+            f"lane={step.lane}",
+            f"there is no such lane; add [lanes.{step.lane}] to safepoint.toml",
+            known,
+        )
+        for name, step in sorted(declared.steps().items())
+        if step.lane not in settings.lanes
+    ]
+    if problems:
+        raise ConfigError(None, *problems)
 
 
 def main(settings: Settings, *, lanes: Sequence[str], pool: str, concurrency: int, name: str = "worker") -> None:

@@ -15,6 +15,8 @@ from ledger_fixtures import Crowd
 from ledger_proxy import LedgerProxy
 from ledger_verbs import LEASE, Verbs, ask, key
 from safepoint.config.settings import Settings
+from safepoint.ledger import lanes
+from safepoint.recovery import admission
 from safepoint.tasks.relay import Relay, redispatch_after
 from workshop import Belt, settings_of
 
@@ -225,6 +227,35 @@ def test_the_loop_is_woken_by_an_enqueue_and_ends_when_it_is_told(
     relay.stop()
     loop.join(timeout=5)
     assert not loop.is_alive()
+
+
+def test_a_word_on_a_lane_wakes_the_relay(crowd: Crowd, relays: MakeRelay, eventually: Callable[..., None]) -> None:
+    verbs = crowd()
+    admission.pause(verbs.connection, "online", seconds=None, by="ann", why="test")
+    runs = [verbs.enqueue() for _ in range(3)]
+    relay, belt = relays()
+    relay.settings = relay.settings.model_copy(
+        update={"relay": relay.settings.relay.model_copy(update={"poll": 60.0})}  # nothing but a NOTIFY comes sooner
+    )
+    loop = threading.Thread(target=relay.run)
+    loop.start()
+    eventually(lambda: assert_listening(verbs))
+    while_paused = list(belt.sent)
+
+    admission.override(verbs.connection, "online", {"in_flight": "1"}, seconds=None, by="ann", why="test")
+    admission.resume(verbs.connection, "online", by="ann", why="test")
+    eventually(lambda: assert_count(belt, 1))
+    lanes.lift(verbs.connection, "online", None, by="ann", why="test")
+    eventually(lambda: assert_count(belt, 3))
+
+    relay.stop()
+    loop.join(timeout=5)
+    assert while_paused == []
+    assert {message.run for message in belt.sent} == {str(run) for run in runs}
+
+
+def assert_count(belt: Belt, count: int) -> None:
+    assert len(belt.sent) == count
 
 
 def assert_listening(verbs: Verbs) -> None:

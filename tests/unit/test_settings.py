@@ -92,6 +92,42 @@ def test_a_lane_of_ones_own_is_queued_under_its_name(write):
             "[lanes.recovery]\nin_flight = -1",
             "lanes.recovery.in_flight: -1 is not accepted. Accepted: a whole number at least 0",
         ),
+        ("[lanes.gpu]\nburst = 5", "lanes.gpu: burst is 5, and there is no rate that it could belong to"),
+        (
+            "[lanes.gpu]\nin_flight = 5\ntenant_in_flight = 6",
+            "lanes.gpu: tenant_in_flight is 6; it must be at most in_flight (5)",
+        ),
+        ("[lanes.gpu]\nrate = 1e-9", "lanes.gpu: rate is 1e-09; it must be 0"),
+        ("[lanes.gpu]\nrate = 'fast'", "lanes.gpu.rate: 'fast' is not accepted. Accepted: a number at least 0"),
+        ("[lanes.gpu]\nrate = 'fast'", "or unlimited"),
+        ("[lanes.gpu]\nwindow = 0", "lanes.gpu.window: 0 is not accepted. Accepted: a whole number at least 1"),
+        (
+            "[lanes.gpu.weights]\nacme = 0",
+            "lanes.gpu.weights.acme: 0 is not accepted. Accepted: a number at least 0.001",
+        ),
+        ("[lanes.gpu.weights]\nacme = -1", "lanes.gpu.weights.acme: -1 is not accepted"),
+        ("[lanes.gpu.weights]\nacme = 'much'", "lanes.gpu.weights.acme: 'much' is not accepted"),
+        ("[lanes.gpu.weights]\n'' = 1", "lanes.gpu.weights: '' is no name"),
+        ("[lanes.gpu]\nweights = 3", "lanes.gpu.weights: 3 is not accepted. Accepted: names, each with a number"),
+        ("[lanes.gpu]\nwheights = 3", "lanes.gpu.wheights: unknown key; did you mean lanes.gpu.weights?"),
+        ("[lanes.gpu]\norder = 'age'", "lanes.gpu.order: 'age' is not accepted. Accepted: priority or deadline"),
+        ("[lanes.GPU]\nrate = 1", "lanes.GPU: 'GPU' is not accepted"),
+        (
+            "[dependencies.llm]\ntokens_per_call = 9",
+            "dependencies.llm: there is no limit; set one of tokens_per_minute",
+        ),
+        (
+            "[dependencies.llm]\ntokens_per_minut = 9",
+            "dependencies.llm.tokens_per_minut: unknown key; did you mean dependencies.llm.tokens_per_minute?",
+        ),
+        (
+            "[dependencies.llm]\nconnections = 4\nshare_of_recovery = 25",
+            "dependencies.llm.share_of_recovery: 25 is not accepted. Accepted: a number above 0 at most 1",
+        ),
+        (
+            "[dependencies.db]\nrequests_per_second = 4\nconnections_per_slot = 1",
+            "dependencies.db: connections_per_worker and connections_per_slot belong to connections",
+        ),
         ("worker = 3", "worker: "),
         ("lanes = 3", "lanes: "),
         ('flows = ["a b"]', "flows"),
@@ -118,6 +154,14 @@ def test_what_is_wrong_in_the_file_is_named_with_the_file(write, text, said):
         ("SAFEPOINT_WORKER__LEASE", "soon", "'soon' is not accepted. Accepted: a number above 0"),
         ("SAFEPOINT_LANES__RECOVERY__RATE", "-3", "'-3' is not accepted. Accepted: a number at least 0"),
         ("SAFEPOINT_FLOWS", "a, 3c", "['a', '3c'] is not accepted"),
+        ("SAFEPOINT_LANES__RECOVERY__WEIGHTS", "acme=0", "'0' is not accepted. Accepted: a number at least 0.001"),
+        ("SAFEPOINT_LANES__RECOVERY__WEIGHTS", "acme", "'acme' is not accepted. Accepted: names, each with a number"),
+        (
+            "SAFEPOINT_LANES__RECOVERY__WEIGHTS__ACME",
+            "3",
+            "unknown key; did you mean SAFEPOINT_LANES__RECOVERY__WEIGHTS?",
+        ),
+        ("SAFEPOINT_DEPENDENCIES__LLM__CONNECTIONS", "3", "unknown key"),
     ],
 )
 def test_what_is_wrong_in_the_environment_is_named_with_the_variable(variable, value, said):
@@ -198,6 +242,31 @@ def test_an_error_keeps_its_problems_on_its_way_between_processes(write):
 
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (str(copy), copy.problems) == (str(caught.value), caught.value.problems)
+
+
+def test_a_lane_has_weights_and_limits_of_its_own(write):
+    path = write("[lanes.gpu]\norder = 'deadline'\npaused = true\n[lanes.gpu.weights]\nacme = 3\n")
+    env = {"SAFEPOINT_LANES__GPU__RATE": "4", "SAFEPOINT_LANES__GPU__TENANT_IN_FLIGHT": "unlimited"}
+
+    lane = load(path, env).lanes["gpu"]
+    other = load(path, {"SAFEPOINT_LANES__GPU__WEIGHTS": "acme=2, globex=0.5"}).lanes["gpu"]
+
+    assert lane.as_policy() == {"rate": 4.0, "weights": {"acme": 3.0}, "order": "deadline", "paused": True}
+    assert other.weights == {"acme": 2.0, "globex": 0.5}
+
+
+def test_a_rate_that_is_lifted_takes_the_shipped_burst_with_it(write):
+    lane = load(write("[lanes.recovery]\nrate = 'unlimited'"), {}).lanes["recovery"]
+
+    assert lane.as_policy() == {"in_flight": 100}
+
+
+def test_a_dependency_is_changed_by_a_variable(write):
+    path = write("[dependencies.llm]\ntokens_per_minute = 90000\n")
+
+    llm = load(path, {"SAFEPOINT_DEPENDENCIES__LLM__TOKENS_PER_CALL": "1500"}).dependencies["llm"]
+
+    assert (llm.tokens_per_minute, llm.tokens_per_call, llm.share_of_recovery) == (90_000, 1500, 0.25)
 
 
 def test_a_breakers_table_differs_from_all_breakers_in_single_keys(write):
