@@ -42,9 +42,7 @@ def dispatched(ledger: Ledger) -> list[outbox.Dispatched]:
 
 def test_apply_says_what_it_has_changed_and_what_it_keeps(ledger: Ledger, run: Run, write: Write) -> None:
     lanes.apply(ledger.connection, {"old": Lane(name="old")})
-    write(
-        "[lanes.recovery]\nrate = 20\n[lanes.gpu]\nin_flight = 4\n[lanes.gpu.weights]\nacme = 3\n[breakers.llm]\nprobes = 7"
-    )
+    write("[lanes.recovery]\nrate = 20\n[lanes.gpu]\nin_flight = 4\nweights = {acme = 3}\n[breakers.llm]\nprobes = 7")
 
     first, again = run("lanes", "apply", "--by", "ann"), run("lanes", "apply", "--json").document
 

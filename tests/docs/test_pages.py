@@ -83,7 +83,7 @@ def test_commands_in_the_pages_exist(command: list[str]) -> None:
 def test_variables_in_the_pages_exist() -> None:
     named = {name for page in PAGES for name in re.findall(r"SAFEPOINT_([A-Z_]*)", page.read_text())}
 
-    known = {name.removeprefix("SAFEPOINT_") for name in variables(Settings, ["online", "recovery", "control"])}
+    known = {name.removeprefix("SAFEPOINT_") for name in variables(Settings, ["online", "recovery", "control", "gpu"])}
     assert named - known - NOT_SETTINGS == set()
 
 
