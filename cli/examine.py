@@ -219,7 +219,7 @@ def _ask_work(connection: Connection, settings: Settings, notes: Notes) -> None:
     notes.take("flows", lambda: judge.steps_served(_wanted(), settings.lanes, workers()))
     notes.take("versions", lambda: judge.versions(condition.read_unserved(connection)))
     notes.take("held", lambda: judge.held(condition.read_held(connection)))
-    notes.take("configuration", lambda: judge.configured(settings.lanes, limits()))
+    notes.take("configuration", lambda: judge.configured(settings.lanes, limits(), window=settings.relay.window))
 
 
 def _ask_sessions(connection: Connection, settings: Settings, where: Places, notes: Notes) -> None:

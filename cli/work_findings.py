@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from ..config.lanes import Lane
 from ..ledger.condition import Held, Identity, LaneLimits, LaneLoad, Unserved, Worker
+from ..ledger.lanes import policies
+from ..recovery.admission import compare
 from .finding import Finding, counted, error, fine, warning
 from .words import short, span
 
@@ -92,7 +94,7 @@ def lanes(loads: Sequence[LaneLoad], found: Sequence[Worker]) -> list[Finding]:
             bad.append(error("lanes", text, f"safepoint worker --lanes {one.lane}"))
         elif one.is_paused and one.due:
             text = f"Lane {one.lane} is paused, and {steps} wait on it."
-            bad.append(warning("lanes", text, f"safepoint lanes set {one.lane} paused=false"))
+            bad.append(warning("lanes", text, f"safepoint lanes resume {one.lane}"))
     missing = {RECOVERY: "what a dead worker held waits", CONTROL: "only relays look for lost steps"}
     for name, hurts in missing.items():
         if served and name not in served and not any(one.lane == name and one.due for one in loads):
@@ -180,35 +182,31 @@ def breakers(found: Sequence[Mapping[str, Any]]) -> list[Finding]:
     return told or [fine("breakers", "No dependency is let alone.")]
 
 
-def configured(wanted: Mapping[str, Lane], stored: Mapping[str, LaneLimits]) -> list[Finding]:
-    """Compare the configured lanes with those that the ledger applies."""
-    bad = []
-    for name in sorted(wanted):
-        if name not in stored:
-            text = f"Lane {name} is configured and not in the ledger yet."
+def configured(
+    wanted: Mapping[str, Lane], stored: Mapping[str, LaneLimits], *, window: int | None = None
+) -> list[Finding]:
+    """Compare the configured lanes with the file's word as the ledger has it; what people override is no difference."""
+    bad, told = [], []
+    before = {name: limits.policy for name, limits in stored.items()}
+    for lane in compare(before, policies(wanted, window=window)):
+        if lane.outcome == "added":
+            text = f"Lane {lane.name} is configured and not in the ledger yet."
             bad.append(
                 warning("configuration", text, "safepoint lanes apply (a relay or worker that starts adds it, too)")
             )
-            continue
-        differs = [
-            f"{key} {_limit(mine)} here, {_limit(theirs)} there"
-            for key, mine, theirs in _limits(wanted[name], stored[name])
-            if mine != theirs
-        ]
-        if differs:
-            text = f"Lane {name} differs from the ledger's, which counts: {'; '.join(differs)}."
+        elif lane.outcome == "changed":
+            differs = "; ".join(
+                f"{key} {_limit(mine)} here, {_limit(theirs)} there" for key, (theirs, mine) in lane.changes.items()
+            )
+            text = f"Lane {lane.name} differs from the ledger's, which counts: {differs}."
             bad.append(warning("configuration", text, "safepoint lanes apply"))
-    return bad or [fine("configuration", "The configured lanes are those of the ledger.")]
+        if lane.name in stored and (keys := stored[lane.name].overridden):
+            text = f"Lane {lane.name} is overridden for a while: {', '.join(keys)}."
+            told.append(fine("configuration", f"{text} safepoint lanes show {lane.name} tells by whom and until when."))
+    return [*(bad or [fine("configuration", "The configured lanes are those of the ledger.")]), *told]
 
 
-def _limits(mine: Lane, theirs: LaneLimits) -> list[tuple[str, float | None, float | None]]:
-    """Pair what is compared: what a lane has more, one day, is one line more here."""
-    return [
-        ("rate", mine.rate, theirs.rate),
-        ("burst", mine.burst, theirs.burst),
-        ("in_flight", mine.in_flight, theirs.in_flight),
-    ]
-
-
-def _limit(value: float | None) -> str:
-    return "unlimited" if value is None else f"{value:g}"
+def _limit(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "unlimited" if value is None else str(value).lower()

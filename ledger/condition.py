@@ -76,7 +76,11 @@ SELECT coalesce(l.name, s.lane), l.name IS NOT NULL, coalesce(l.paused, false), 
  ORDER BY 1
 """
 MOST: Final = 100_000  # steps of each kind
-_LIMITS: Final = "SELECT name, rate, burst, in_flight FROM safepoint.lanes ORDER BY name"
+_LIMITS: Final = """
+SELECT l.name, l.in_flight, l.policy,
+       ARRAY(SELECT o.key FROM safepoint.lane_overrides o WHERE o.lane = l.name ORDER BY 1)
+  FROM safepoint.lanes l ORDER BY l.name
+"""
 # By runs_live. P15, G9: a version that runs need and no live node has.
 _UNSERVED: Final = """
 SELECT r.flow, r.workflow_version, count(*), extract(epoch FROM safepoint.now() - min(r.created_at))::float
@@ -142,11 +146,11 @@ class LaneLoad:
 
 @dataclass(frozen=True, slots=True)
 class LaneLimits:
-    """A lane's limits as the ledger applies them."""
+    """What of a lane holds and matters here: its cap, the file's word as the ledger has it, and what is overridden."""
 
-    rate: float | None
-    burst: float | None
     in_flight: int | None
+    policy: dict[str, Any]
+    overridden: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +189,10 @@ def read_loads(connection: Connection, *, late: float, lost: float) -> list[Lane
 
 def read_limits(connection: Connection) -> dict[str, LaneLimits]:
     """Give the lanes' limits by name."""
-    return {str(name): LaneLimits(*limits) for name, *limits in connection.execute(_LIMITS)}
+    return {
+        str(name): LaneLimits(in_flight, policy, tuple(overridden))
+        for name, in_flight, policy, overridden in connection.execute(_LIMITS)
+    }
 
 
 def read_unserved(connection: Connection) -> list[Unserved]:

@@ -18,8 +18,9 @@ from psycopg.types.json import Jsonb
 from safepoint.cli.examine import examine
 from safepoint.cli.finding import Finding
 from safepoint.config.breakers import Breakers
+from safepoint.config.lanes import Lane
 from safepoint.config.settings import load
-from safepoint.ledger import outbox
+from safepoint.ledger import lanes, outbox
 from safepoint.ledger.connect import connect
 from safepoint.recovery import outcomes
 from safepoint.recovery.breaker import Tally
@@ -410,11 +411,24 @@ def test_open_breakers_are_said(look: Look, ledger: Ledger) -> None:
 
 
 def test_a_configured_lane_that_differs_from_the_ledgers_is_said(look: Look, ledger: Ledger) -> None:
+    with_rate = Lane.model_validate({"name": "recovery", "rate": 5.0, "burst": 50, "in_flight": 100})
+    lanes.apply(ledger.connection, {"recovery": with_rate})
+
     told = {text.split()[1]: (text, next_) for _, text, next_ in look().bad("configuration") if "Lane" in text}
 
     assert set(told) == {"control", "recovery"}
     assert "rate 50 here, 5 there" in told["recovery"][0]
     assert told["recovery"][1] == "safepoint lanes apply"
+
+
+def test_what_people_override_is_no_difference(look: Look, ledger: Ledger) -> None:
+    lanes.apply(ledger.connection, load(env={}).lanes)
+    lanes.override(ledger.connection, "recovery", {"rate": 5.0}, seconds=60, by="ann", why="slow")
+
+    found = look()
+
+    assert found.bad("configuration") == []
+    assert "Lane recovery is overridden for a while: rate." in str(found.of("configuration"))
 
 
 def test_the_slots_of_a_lane_are_compared_with_its_cap(look: Look, ledger: Ledger) -> None:
