@@ -95,10 +95,10 @@ BEGIN
     RETURN fresh;
 END $$;
 
--- Takes the run's ready steps out of dispatch while it is held or paused; P14: due_at stays set. P32: what is to be settled goes on in a held run.
+-- Takes the run's ready steps out of dispatch while it is held or paused; P14: due_at stays set. What is refused takes no place of its lane. P32: what is to be settled goes on in a held run.
 CREATE FUNCTION safepoint.park_v1(p_run uuid) RETURNS void LANGUAGE sql
 SET search_path = safepoint, pg_temp AS $$
-    UPDATE steps SET due_at = 'infinity' WHERE run_id = p_run AND status = 'ready'
+    UPDATE steps SET due_at = 'infinity', dispatched_at = NULL WHERE run_id = p_run AND status = 'ready'
         AND (NOT binds_v1(effect_key) AND kind <> 'compensation' OR EXISTS (SELECT FROM runs WHERE run_id = p_run AND paused_at IS NOT NULL))
 $$;
 
