@@ -219,7 +219,7 @@ BEGIN
     UPDATE effects SET status = 'pending', version = version + 1, error = p_error WHERE idempotency_key = s.effect_key AND status = 'executing';
     IF FOUND THEN PERFORM note_effect_v1(s.effect_key, 'pending', p_node, 'it was not sent', p_error); END IF;
     UPDATE steps SET status = 'ready', attempt = s.attempt + p_counts::integer, claim_token = NULL, committed_token = p_token, owner = NULL, lane = s.home_lane,
-           ready_at = instant + make_interval(secs => p_delay), dispatched_at = NULL, dispatches = 0, pending_error = NULL, error = p_error,
+           ready_at = instant + make_interval(secs => p_delay), dispatched_at = NULL, dispatches = 0, queued = 0, pending_error = NULL, error = p_error,
            due_at = CASE WHEN parked THEN 'infinity' ELSE instant + make_interval(secs => p_delay) END,
            reason = jsonb_build_object('code', 'retry', 'since', instant, 'text', 'attempt ' || (s.attempt + p_counts::integer) || ' after ' || coalesce(p_error->>'type', 'an error'),
                'until', instant + make_interval(secs => p_delay)),

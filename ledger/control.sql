@@ -136,7 +136,7 @@ BEGIN
         e.declared, NULL, instant)
        FROM (SELECT DISTINCT effect_key FROM failed_v1(r)) s JOIN effects e ON e.idempotency_key = s.effect_key WHERE e.status = 'failed';
     UPDATE steps t SET status = 'ready', commit_seq = NULL, error = NULL, committed_token = NULL, attempt = 1, ready_at = instant, due_at = instant,
-           dispatched_at = NULL, dispatches = 0, first_claimed_at = NULL, committed_at = NULL
+           dispatched_at = NULL, dispatches = 0, queued = 0, first_claimed_at = NULL, committed_at = NULL
       FROM failed_v1(r) f WHERE (t.run_id, t.generation, t.path, t.step_id, t.iteration) = (f.run_id, f.generation, f.path, f.step_id, f.iteration);
     PERFORM advance_v1(p_run);
     PERFORM emit_v1(p_run, r.tenant_id, jsonb_build_array(jsonb_build_object('type', 'run.resumed',

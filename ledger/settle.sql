@@ -45,7 +45,7 @@ BEGIN
     IF p_hold IS NOT NULL AND (e.status IN ('executing', 'unknown') OR e.status = 'pending' AND s.kind = 'compensation') THEN until := 'infinity'; ELSE p_hold := NULL; END IF;
     UPDATE steps SET status = CASE WHEN p_hold IS NULL THEN 'ready' ELSE 'held' END, attempt = s.attempt + p_counts::integer, claim_token = NULL,
            committed_token = p_token, owner = NULL, lane = s.home_lane, ready_at = CASE WHEN p_hold IS NULL THEN until ELSE instant END,
-           dispatched_at = NULL, dispatches = 0, pending_error = NULL, error = coalesce(p_error, s.error),
+           dispatched_at = NULL, dispatches = 0, queued = 0, pending_error = NULL, error = coalesce(p_error, s.error),
            due_at = CASE WHEN parked THEN 'infinity' ELSE until END,
            reason = CASE WHEN p_hold IS NOT NULL THEN jsonb_build_object('code', CASE s.kind WHEN 'compensation' THEN 'compensation' ELSE 'unknown_effect' END,
                         'since', instant, 'text', p_hold, 'next', 'safepoint effects --run ' || p_run)
@@ -108,7 +108,7 @@ SET search_path = safepoint, pg_temp AS $$
 DECLARE
     r runs%ROWTYPE;
 BEGIN
-    UPDATE steps SET status = 'ready', reason = NULL, lane = home_lane, ready_at = p_now, dispatched_at = NULL, dispatches = 0, deaths = 0,
+    UPDATE steps SET status = 'ready', reason = NULL, lane = home_lane, queued = 0, ready_at = p_now, dispatched_at = NULL, dispatches = 0, deaths = 0,
            shared_deaths = 0, due_at = p_now
      WHERE effect_key = e.idempotency_key AND run_id = e.run_id AND status IN ('ready', 'held');
     PERFORM hold_unknown_v1(e.run_id);

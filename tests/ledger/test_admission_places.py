@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ledger_clock import Clock
 from ledger_lanes import limit, orphan, sent
-from ledger_verbs import Verbs, key
+from ledger_verbs import Verbs, ask, key
 from safepoint.ledger import outbox
 from safepoint.ledger.steps import Settled
 
@@ -36,6 +36,21 @@ def test_p12_what_is_parked_takes_no_place(verbs: Verbs, clock: Clock, stopped: 
 
 
 # What waits for its time.
+
+
+def test_p9_an_attempt_that_fails_late_waits_for_its_time(verbs: Verbs, clock: Clock) -> None:
+    """It was lost and waits on the recovery lane when its executor says that it has failed (P35)."""
+    limit(verbs, "recovery", in_flight=5)
+    run = verbs.begun(ask("a#1"))
+    claimed = verbs.claimed(run, A)
+    verbs.lose(claimed)
+
+    verbs.retry(claimed, delay=30.0)
+
+    assert verbs.dispatch() == []
+    clock.forward(30)
+    verbs.beat()
+    assert [row.key for row in verbs.dispatch()] == [A]
 
 
 # What nobody serves.
