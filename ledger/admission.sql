@@ -65,7 +65,7 @@ BEGIN
     ), moved AS (
         UPDATE lanes x SET virtual = greatest(x.virtual, v.tag) FROM (SELECT max(tag) AS tag FROM served) v WHERE x.name = l.name AND v.tag IS NOT NULL
     ), unserved AS (
-        SELECT wait_for_worker_v1(run_id, generation, path, step_id, iteration, due_at, l.name, p_now) FROM judged WHERE NOT is_served
+        SELECT wait_for_worker_v1(run_id, generation, path, step_id, iteration, due_at, l.name, p_now, false) FROM judged WHERE NOT is_served
     )
     SELECT * FROM sent WHERE (SELECT count(*) FROM unserved) >= 0;
 END $$;

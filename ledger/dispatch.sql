@@ -123,7 +123,7 @@ BEGIN
           FROM locked k WHERE (s.run_id, s.generation, s.path, s.step_id, s.iteration) = (k.run_id, k.generation, k.path, k.step_id, k.iteration)
         RETURNING s.*
     ), unserved AS (
-        SELECT wait_for_worker_v1(run_id, generation, path, step_id, iteration, due_at, l.name, p_now) FROM judged WHERE NOT is_served
+        SELECT wait_for_worker_v1(run_id, generation, path, step_id, iteration, due_at, l.name, p_now, is_sendable) FROM judged WHERE NOT is_served
     ), waiting_longer AS (
         -- P11: time since dispatch alone is no evidence of loss; asked again later, never sent for that.
         UPDATE steps s SET due_at = p_now + make_interval(secs => p_redispatch)
@@ -136,9 +136,10 @@ BEGIN
 END $$;
 
 -- P15: nothing is sent that nobody serves; a node that registers asks again at once. It leaves the queue, where it would stand before what somebody
--- serves, and is asked about ever more seldom.
+-- serves, and is asked about ever more seldom. What was sent and is not lost keeps its place: who comes back finds its message (P11).
 CREATE FUNCTION safepoint.wait_for_worker_v1(
-    p_run uuid, p_generation integer, p_path text, p_step text, p_iteration integer, p_due timestamptz, p_lane text, p_now timestamptz
+    p_run uuid, p_generation integer, p_path text, p_step text, p_iteration integer, p_due timestamptz, p_lane text, p_now timestamptz,
+    p_lost boolean
 ) RETURNS boolean LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
@@ -149,6 +150,7 @@ BEGIN
        AND status = 'ready' AND due_at = p_due FOR NO KEY UPDATE SKIP LOCKED;
     IF NOT FOUND THEN RETURN false; END IF;
     UPDATE steps s SET queued = 0, due_at = p_now + least(interval '60 s', greatest(interval '5 s', (p_now - since) / 2)),
+           dispatched_at = CASE WHEN NOT p_lost THEN dispatched_at END,
            reason = jsonb_build_object('code', 'no_worker', 'since', since, 'text', 'no live worker serves this flow version on lane ' || p_lane,
            'next', 'start a worker for lane ' || p_lane || ' that has the flow, or see safepoint versions')
      WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ledger_clock import Clock
-from ledger_lanes import limit, orphan, sent
+from ledger_lanes import crew, limit, orphan, sent
 from ledger_verbs import Verbs, ask, key
 from safepoint.ledger import outbox
 from safepoint.ledger.steps import Settled
@@ -33,6 +33,34 @@ def test_p12_what_is_parked_takes_no_place(verbs: Verbs, clock: Clock, stopped: 
     assert sent(verbs, "recovery") == []
     verbs.done(second, lane="recovery")
     assert sent(verbs, "recovery") == [first]
+
+
+def test_p12_what_is_lost_and_served_by_nobody_takes_no_place(verbs: Verbs, clock: Clock) -> None:
+    limit(verbs, "recovery", in_flight=1)
+    crew(verbs, lanes=("online", "recovery"), flows=("f@1", "f@2"))
+    old, new = orphan(verbs), orphan(verbs, version="2")
+    assert sent(verbs, "recovery") == [old]  # and its message is lost
+    crew(verbs, lanes=("recovery",), flows=("f@2",))
+
+    clock.forward(30)
+
+    assert sent(verbs, "recovery") + sent(verbs, "recovery") == [new]
+    crew(verbs, lanes=("recovery",), flows=("f@1", "f@2"))
+    assert sent(verbs, "recovery") == []
+    verbs.done(new, lane="recovery")
+    assert sent(verbs, "recovery") == [old]
+
+
+def test_p11_what_nobody_serves_for_a_while_is_not_sent_twice(verbs: Verbs, clock: Clock) -> None:
+    """Its message is in the broker, and whoever comes back finds it there."""
+    run = orphan(verbs)
+    assert sent(verbs, "recovery") == [run]
+    clock.forward(30)
+    assert sent(verbs, "recovery") == []
+
+    crew(verbs, lanes=("recovery",))
+
+    assert sent(verbs, "recovery") == []
 
 
 # What waits for its time.
