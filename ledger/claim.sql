@@ -125,6 +125,7 @@ BEGIN
 END $$;
 
 -- P17: what this process published is due again only after redispatch_after; rows that somebody holds are skipped, so it never waits.
+-- What waits to be admitted is settled by no ticket of before: it would take a place that nobody has given it (P12).
 -- Called last: these rows are of other runs, and whoever holds them must wait for nothing more (P1, P2).
 CREATE FUNCTION safepoint.settle_v1(p_rows jsonb) RETURNS integer LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
@@ -137,7 +138,8 @@ BEGIN
       FROM (SELECT s.run_id, s.generation, s.path, s.step_id, s.iteration, instant AS sent, j.after
               FROM jsonb_to_recordset(p_rows) AS j(run uuid, generation integer, path text, step text, iteration integer, due timestamptz, after double precision)
               JOIN steps s ON s.run_id = j.run AND s.generation = j.generation AND s.path = j.path AND s.step_id = j.step AND s.iteration = j.iteration
-             WHERE s.status = 'ready' AND s.due_at = j.due
+             WHERE s.status = 'ready' AND s.due_at = j.due AND s.queued = 0
+               AND (s.dispatched_at IS NOT NULL OR NOT EXISTS (SELECT FROM lanes l WHERE l.name = s.lane AND l.limited))
                FOR NO KEY UPDATE OF s SKIP LOCKED) x
      WHERE t.run_id = x.run_id AND t.generation = x.generation AND t.path = x.path AND t.step_id = x.step_id AND t.iteration = x.iteration;
     GET DIAGNOSTICS n = ROW_COUNT;

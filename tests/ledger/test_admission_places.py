@@ -63,6 +63,48 @@ def test_p11_what_nobody_serves_for_a_while_is_not_sent_twice(verbs: Verbs, cloc
     assert sent(verbs, "recovery") == []
 
 
+def test_p17_a_ticket_that_comes_late_gives_no_place_to_what_was_refused(verbs: Verbs, clock: Clock) -> None:
+    limit(verbs, "recovery", in_flight=1)
+    first, second = orphan(verbs), orphan(verbs)
+    rows = verbs.dispatch(settled=False)
+    clock.forward(6)  # its relay takes longer than the grace
+    verbs.beat(draining=True)
+    assert verbs.refusal(first, lane="recovery") == "draining"
+    crew(verbs, "node-2", lanes=("recovery",))
+    other = verbs.dispatch(settled=False)
+
+    assert outbox.settle(verbs.connection, tickets(rows)) == 0
+
+    assert len(other) == 1
+    in_flight = "SELECT count(*) FROM safepoint.steps WHERE status = 'ready' AND dispatched_at IS NOT NULL"
+    assert verbs.value(in_flight) == 1
+    assert {first, second} >= {row.run_id for row in other}
+
+
+def test_p17_a_ticket_of_a_lane_without_limits_lets_nothing_through_once_it_has_some(
+    verbs: Verbs, clock: Clock
+) -> None:
+    run = verbs.begun(ask("a#1"), ask("b#1"))
+    due = {one: verbs.step(run, key(one))["due_at"] for one in ("a#1", "b#1")}
+    limit(verbs, "online", in_flight=1)
+
+    late = [Settled(run, key(one), at, 10.0) for one, at in due.items()]
+
+    assert outbox.settle(verbs.connection, late) == 0
+    clock.forward(2)
+    assert len(verbs.dispatch()) == 1
+
+
+def test_p17_a_ticket_does_not_settle_what_has_joined_the_queue(verbs: Verbs, clock: Clock) -> None:
+    run = verbs.begun(ask("a#1"))
+    limit(verbs, "online", paused=True)  # nothing of it is sent, so it stays as it was published
+    verbs.connection.execute("UPDATE safepoint.steps SET queued = 1 WHERE run_id = %s AND step_id = 'a'", (run,))
+    step = verbs.step(run, A)
+
+    assert step["queued"] == 1
+    assert outbox.settle(verbs.connection, [Settled(run, A, step["due_at"], 10.0)]) == 0
+
+
 # What waits for its time.
 
 
