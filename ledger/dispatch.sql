@@ -69,19 +69,20 @@ BEGIN
 END $$;
 
 -- What is due, has not been sent and may not go straight out joins the lane's queue, where the tenants' turns are found without reading what lies before
--- them. Past the lane's straight places it does so too: who has a hundred thousand timers due at once delays nobody.
+-- them: starts whose time has come, and what is past the lane's straight places, so that who has a hundred thousand timers due at once delays nobody.
 CREATE FUNCTION safepoint.queue_due_v1(l safepoint.lanes, p_straight integer, p_now timestamptz) RETURNS integer LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
     n integer;
 BEGIN
-    UPDATE steps s SET queued = CASE s.kind WHEN 'start' THEN 2 ELSE 1 END
-      FROM (SELECT x.run_id, x.generation, x.path, x.step_id, x.iteration
-              FROM (SELECT d.run_id, d.generation, d.path, d.step_id, d.iteration, d.due_at FROM steps d
-                     WHERE d.status = 'ready' AND d.queued = 0 AND d.lane = l.name AND d.due_at <= p_now AND d.dispatched_at IS NULL
-                     ORDER BY d.due_at OFFSET p_straight LIMIT 2000) d
+    UPDATE steps s SET queued = CASE WHEN k.begins AND NOT EXISTS (SELECT FROM runs r WHERE r.run_id = s.run_id AND r.parent_run_id IS NOT NULL) THEN 2 ELSE 1 END
+      FROM (SELECT x.run_id, x.generation, x.path, x.step_id, x.iteration, d.begins
+              FROM (SELECT d.*, count(*) FILTER (WHERE NOT d.begins) OVER (ORDER BY d.due_at ROWS UNBOUNDED PRECEDING) AS place
+                      FROM (SELECT d.run_id, d.generation, d.path, d.step_id, d.iteration, d.due_at, d.kind = 'start' AND d.generation = 1 AND d.epoch = 0 AS begins FROM steps d
+                             WHERE d.status = 'ready' AND d.queued = 0 AND d.lane = l.name AND d.due_at <= p_now AND d.dispatched_at IS NULL
+                             ORDER BY d.due_at LIMIT 2000 + p_straight) d) d
               JOIN steps x USING (run_id, generation, path, step_id, iteration)
-             WHERE x.status = 'ready' AND x.queued = 0 AND x.due_at = d.due_at FOR NO KEY UPDATE OF x SKIP LOCKED) k
+             WHERE (d.begins OR d.place > p_straight) AND x.status = 'ready' AND x.queued = 0 AND x.due_at = d.due_at FOR NO KEY UPDATE OF x SKIP LOCKED) k
      WHERE (s.run_id, s.generation, s.path, s.step_id, s.iteration) = (k.run_id, k.generation, k.path, k.step_id, k.iteration);
     GET DIAGNOSTICS n = ROW_COUNT;
     RETURN n;
@@ -104,13 +105,13 @@ BEGIN
     ), found AS MATERIALIZED (
         SELECT s.* FROM steps s WHERE s.status = 'ready' AND s.queued = 0 AND s.lane = l.name AND s.due_at <= p_now ORDER BY s.due_at LIMIT p_limit * 4
     ), judged AS MATERIALIZED (
-        SELECT f.run_id, f.generation, f.path, f.step_id, f.iteration, f.due_at, f.dispatched_at IS NULL AS is_new,
+        SELECT f.run_id, f.generation, f.path, f.step_id, f.iteration, f.due_at, f.dispatched_at IS NULL AS is_new, f.kind = 'start' AND f.generation = 1 AND f.epoch = 0 AS begins,
                EXISTS (SELECT FROM live v WHERE r.flow || '@' || r.workflow_version = ANY (v.flows)
                    AND (f.kind NOT IN ('step', 'effect', 'compensation') OR v.steps = '{}' OR f.name = ANY (v.steps))) AS is_served,
                f.dispatched_at IS NULL OR f.dispatched_at < lost_before OR f.due_at <= f.dispatched_at + make_interval(secs => p_grace) AS is_sendable
           FROM found f JOIN runs r ON r.run_id = f.run_id
     ), placed AS (
-        SELECT j.*, row_number() OVER (PARTITION BY is_new ORDER BY j.due_at, run_id) AS place FROM judged j WHERE is_served AND is_sendable
+        SELECT j.*, row_number() OVER (PARTITION BY is_new ORDER BY j.due_at, run_id) AS place FROM judged j WHERE is_served AND is_sendable AND NOT (is_new AND begins)
     ), locked AS (
         SELECT s.run_id, s.generation, s.path, s.step_id, s.iteration
           FROM (SELECT * FROM placed p WHERE NOT is_new OR place <= p_straight ORDER BY is_new DESC, p.due_at, run_id LIMIT p_sends) a

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from ledger_clock import Clock
 from ledger_lanes import crew, limit, orphan, sent
@@ -121,6 +123,44 @@ def test_p9_an_attempt_that_fails_late_waits_for_its_time(verbs: Verbs, clock: C
     clock.forward(30)
     verbs.beat()
     assert [row.key for row in verbs.dispatch()] == [A]
+
+
+def test_p12_a_start_for_later_is_admitted_like_any_other(verbs: Verbs, clock: Clock) -> None:
+    limit(verbs, "online", window=3)
+    at = clock.now + timedelta(seconds=10)
+    for n in range(10):
+        verbs.enqueue(start_at=at, tenant="loud", priority=n)
+    quiet = verbs.enqueue(start_at=at, tenant="quiet")
+    assert verbs.dispatch() == []
+
+    clock.forward(10)
+    rows = [row.run_id for row in verbs.dispatch()]
+
+    assert len(rows) == 3
+    assert quiet in rows
+    assert {verbs.run(run)["priority"] for run in rows if run != quiet} == {9, 8}
+
+
+@pytest.mark.parametrize("begun", ["child", "generation", "orphan"])
+def test_p12_a_start_that_goes_on_with_something_stays_before_the_others(
+    verbs: Verbs, clock: Clock, begun: str
+) -> None:
+    if begun == "child":
+        run = verbs.enqueue()
+        verbs.connection.execute(
+            "UPDATE safepoint.runs SET parent_run_id = run_id, parent_key = 'x' WHERE run_id = %s", (run,)
+        )
+    else:
+        run = orphan(verbs) if begun == "orphan" else verbs.enqueue()
+    if begun == "generation":
+        verbs.connection.execute("UPDATE safepoint.steps SET generation = 2 WHERE run_id = %s", (run,))
+
+    verbs.connection.execute("UPDATE safepoint.steps SET queued = 0 WHERE run_id = %s", (run,))  # it was refused
+    limit(verbs, "online", in_flight=0)
+    limit(verbs, "recovery", in_flight=0)
+    verbs.dispatch()
+
+    assert verbs.value("SELECT queued FROM safepoint.steps WHERE run_id = %s", (run,)) == 1
 
 
 # What nobody serves.
