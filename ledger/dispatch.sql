@@ -55,9 +55,8 @@ DECLARE
 BEGIN
     sends := p_limit;
     IF l.rate IS NOT NULL THEN
-        tokens := least(coalesce(l.burst, greatest(l.rate, 1)), l.tokens + l.rate * greatest(0, least(86400,
-            extract(epoch FROM p_now - greatest(l.refilled_at, p_now - interval '1 day')))));
-        sends := least(p_limit, floor(tokens));
+        tokens := tokens_v1(l, p_now);
+        sends := CASE WHEN l.rate > 0 THEN least(p_limit, floor(tokens)) ELSE 0 END;
     END IF;
     places := coalesce(l."window", (SELECT least(1000, greatest(64, 16 * sum(n.concurrency))) FROM nodes n
         WHERE n.stopped_at IS NULL AND n.lease_until > p_now AND NOT n.draining AND l.name = ANY (n.lanes)));

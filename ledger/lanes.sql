@@ -1,7 +1,15 @@
 -- What a lane lets through: the file's policy, and over it what a person has set, until when and why. Both are kept; the columns of `lanes` have what
 -- holds now, so that whoever admits or claims reads one row. Every change is under that row's lock, has an event, and wakes the relay.
 
--- The columns from policy and overrides, with the row locked. A lane that gets its first rate begins with a full bucket, and keeps no more than it holds.
+-- What a lane's bucket holds, by the limits that its row has.
+CREATE FUNCTION safepoint.tokens_v1(l safepoint.lanes, p_now timestamptz) RETURNS double precision LANGUAGE sql STABLE
+SET search_path = safepoint, pg_temp AS $$
+    SELECT least(coalesce(l.burst, greatest(l.rate, 1)), l.tokens + l.rate * greatest(0, least(86400,
+        extract(epoch FROM p_now - greatest(l.refilled_at, p_now - interval '1 day')))))
+$$;
+
+-- The columns from policy and overrides, with the row locked. A lane that gets its first rate begins with a full bucket, and keeps no more than it holds;
+-- what has come in until now came in at the rate of before.
 CREATE FUNCTION safepoint.refresh_lane_v1(p_lane text) RETURNS void LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
@@ -14,8 +22,7 @@ BEGIN
            tenant_in_flight = (e->>'tenant_in_flight')::integer, "window" = (e->>'window')::integer, paused = coalesce((e->>'paused')::boolean, false),
            weights = coalesce(nullif(e->'weights', 'null'), '{}'), ordering = coalesce(e->>'order', 'priority'),
            stop_on_breaker = coalesce((e->>'stop_on_breaker')::boolean, true), inline_slice = coalesce((e->>'inline_slice')::double precision, 0),
-           tokens = CASE WHEN x.rate IS NULL THEN coalesce(bucket, 0) ELSE least(x.tokens, coalesce(bucket, x.tokens)) END,
-           refilled_at = CASE WHEN x.rate IS NULL THEN safepoint.now() ELSE x.refilled_at END,
+           tokens = CASE WHEN x.rate IS NULL THEN coalesce(bucket, 0) ELSE least(tokens_v1(x, safepoint.now()), bucket) END, refilled_at = safepoint.now(),
            overridden_until = (SELECT min(until) FROM lane_overrides o WHERE o.lane = x.name), changed_at = safepoint.now()
      WHERE x.name = p_lane;
     PERFORM pg_notify('safepoint_relay', '');

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from ledger_clock import Clock
-from ledger_lanes import crew, limit, orphan, sent
+from ledger_lanes import backlog, crew, limit, orphan, sent
 from ledger_verbs import Verbs, ask, key
-from safepoint.ledger import outbox
+from safepoint.config.lanes import Lane
+from safepoint.ledger import lanes, outbox
 from safepoint.ledger.steps import Settled
 
 A = key("a#1")
@@ -167,3 +169,63 @@ def test_p12_a_start_that_goes_on_with_something_stays_before_the_others(
 
 
 # Tokens.
+
+
+def many_sent(verbs: Verbs, clock: Clock, *seconds: float) -> list[int]:
+    found = []
+    for wait in seconds:
+        clock.forward(wait)
+        found.append(len(sent(verbs, "tools")))
+    return found
+
+
+@pytest.fixture
+def tools(verbs: Verbs, clock: Clock) -> Verbs:
+    """A thousand steps on a lane of their own, and who would take them."""
+    crew(verbs, lanes=("tools",))
+    limit(verbs, "tools", window=1000)
+    backlog(verbs, 1000, lane="tools")
+    return verbs
+
+
+@pytest.mark.parametrize(
+    "values", [{"rate": 0.0}, {"rate": 0.0, "burst": 10}, {"in_flight": 0}, {"tenant_in_flight": 0}]
+)
+def test_p12_a_limit_of_nothing_admits_nothing(tools: Verbs, clock: Clock, values: dict[str, Any]) -> None:
+    limit(tools, "tools", **values)
+
+    assert many_sent(tools, clock, 0, 10, 1000) == [0, 0, 0]
+
+
+def test_p12_a_rate_that_is_lowered_to_nothing_stops_at_once(tools: Verbs, clock: Clock) -> None:
+    limit(tools, "tools", rate=5.0, burst=5)
+    limit(tools, "tools", rate=0.0)
+
+    assert many_sent(tools, clock, 0, 10) == [0, 0]
+
+
+def test_p12_a_rate_that_is_raised_counts_from_now(tools: Verbs, clock: Clock) -> None:
+    limit(tools, "tools", rate=1.0, burst=100)
+    assert many_sent(tools, clock, 0, 10) == [100, 10]
+
+    clock.forward(10)
+    limit(tools, "tools", rate=50.0)
+
+    assert many_sent(tools, clock, 0, 1) == [10, 50]
+
+
+def test_p12_a_rate_that_is_lowered_keeps_what_had_come_in(tools: Verbs, clock: Clock) -> None:
+    limit(tools, "tools", rate=10.0, burst=100)
+    assert many_sent(tools, clock, 0) == [100]
+
+    clock.forward(5)
+    limit(tools, "tools", rate=1.0)
+
+    assert many_sent(tools, clock, 0, 5) == [50, 5]
+
+
+def test_p12_an_override_that_ends_takes_effect_by_itself(tools: Verbs, clock: Clock) -> None:
+    lanes.apply(tools.connection, {"tools": Lane(name="tools", in_flight=4, window=1000)})
+    assert lanes.override(tools.connection, "tools", {"in_flight": 2}, seconds=6, by="ann", why="gently")
+
+    assert many_sent(tools, clock, 0, 1, 4, 1, 1) == [2, 0, 0, 2, 0]
