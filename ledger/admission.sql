@@ -7,8 +7,38 @@
 CREATE FUNCTION safepoint.admit_v1(l safepoint.lanes, p_room integer, p_grace double precision, p_now timestamptz)
 RETURNS SETOF safepoint.steps LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
+DECLARE
+    x steps%ROWTYPE;
+    without text[] := '{}';
+    served text[];
+    unserved text[];
 BEGIN
-    IF p_room <= 0 THEN RETURN; END IF;
+    -- P15: what nobody serves leaves the queue and is no turn. Then it is looked again: further into the queues, and not at who has nothing else there.
+    FOR look IN 1..5 LOOP
+        EXIT WHEN p_room <= 0;
+        l.virtual := (SELECT virtual FROM lanes WHERE name = l.name);
+        served := '{}'; unserved := '{}';
+        FOR x IN SELECT * FROM take_turns_v1(l, p_room, CASE look WHEN 1 THEN 0 ELSE 1000 END, without, p_grace, p_now) LOOP
+            IF x.run_id IS NULL THEN
+                unserved := unserved || x.tenant_id;
+            ELSE
+                served := served || x.tenant_id;
+                p_room := p_room - 1;
+                RETURN NEXT x;
+            END IF;
+        END LOOP;
+        EXIT WHEN unserved = '{}';
+        IF look > 1 THEN without := without || ARRAY(SELECT t FROM unnest(unserved) AS t EXCEPT SELECT t FROM unnest(served) AS t); END IF;
+    END LOOP;
+END $$;
+
+-- One look: what takes its turn now, and a row with nothing but the tenant for each one who has something that nobody serves. p_deep is how many rows are
+-- looked at beyond the turns.
+CREATE FUNCTION safepoint.take_turns_v1(
+    l safepoint.lanes, p_room integer, p_deep integer, p_without text[], p_grace double precision, p_now timestamptz
+) RETURNS SETOF safepoint.steps LANGUAGE plpgsql
+SET search_path = safepoint, pg_temp AS $$
+BEGIN
     RETURN QUERY
     WITH RECURSIVE live AS MATERIALIZED (
         SELECT DISTINCT n.flows, n.steps FROM nodes n
@@ -31,7 +61,7 @@ BEGIN
         SELECT t.tenant_id, greatest(l.virtual, coalesce(q.pass, l.virtual)) AS pass, coalesce((l.weights->>t.tenant_id)::double precision, 1) AS weight,
                least(p_room, l.tenant_in_flight - coalesce(b.rows, 0)) AS most
           FROM tenants t LEFT JOIN lane_tenants q ON q.lane = l.name AND q.tenant_id = t.tenant_id LEFT JOIN busy b ON b.tenant_id = t.tenant_id
-         WHERE t.tenant_id IS NOT NULL AND (l.tenant_in_flight IS NULL OR coalesce(b.rows, 0) < l.tenant_in_flight)
+         WHERE t.tenant_id IS NOT NULL AND t.tenant_id <> ALL (p_without) AND (l.tenant_in_flight IS NULL OR coalesce(b.rows, 0) < l.tenant_in_flight)
          ORDER BY 2, 1 LIMIT p_room
     ), tags AS (
         -- Passes differ by one turn at most, so nobody's share is over twice its part; what a tenant with few rows leaves over goes out in the next round.
@@ -41,15 +71,18 @@ BEGIN
     ), turns AS MATERIALIZED (
         SELECT t.tenant_id, t.pass, t.weight, count(*)::integer AS share FROM tags t GROUP BY t.tenant_id, t.pass, t.weight
     ), found AS MATERIALIZED (
-        SELECT s.* FROM turns t CROSS JOIN LATERAL heads_v1(l, t.tenant_id, t.share) s
+        SELECT t.share, s.* FROM turns t CROSS JOIN LATERAL (SELECT h.*, row_number() OVER () AS nth
+            FROM heads_v1(l, t.tenant_id, greatest(t.share, p_deep / (SELECT count(*)::integer FROM turns))) h) s
     ), judged AS MATERIALIZED (
-        SELECT f.run_id, f.generation, f.path, f.step_id, f.iteration, f.due_at,
+        SELECT f.run_id, f.generation, f.path, f.step_id, f.iteration, f.due_at, f.tenant_id, f.share, f.nth,
                EXISTS (SELECT FROM live v WHERE r.flow || '@' || r.workflow_version = ANY (v.flows)
                    AND (f.kind NOT IN ('step', 'effect', 'compensation') OR v.steps = '{}' OR f.name = ANY (v.steps))) AS is_served
           FROM found f JOIN runs r ON r.run_id = f.run_id
+    ), placed AS (
+        SELECT *, row_number() OVER (PARTITION BY tenant_id ORDER BY nth) AS place FROM judged WHERE is_served
     ), locked AS (
-        SELECT s.run_id, s.generation, s.path, s.step_id, s.iteration FROM judged j JOIN steps s USING (run_id, generation, path, step_id, iteration)
-         WHERE j.is_served AND s.status = 'ready' AND s.queued > 0 AND s.due_at = j.due_at AND s.lane = l.name
+        SELECT s.run_id, s.generation, s.path, s.step_id, s.iteration FROM placed j JOIN steps s USING (run_id, generation, path, step_id, iteration)
+         WHERE j.place <= j.share AND s.status = 'ready' AND s.queued > 0 AND s.due_at = j.due_at AND s.lane = l.name
          ORDER BY s.run_id, s.generation, s.path, s.step_id, s.iteration
            FOR NO KEY UPDATE OF s SKIP LOCKED
     ), sent AS (
@@ -65,9 +98,11 @@ BEGIN
     ), moved AS (
         UPDATE lanes x SET virtual = greatest(x.virtual, v.tag) FROM (SELECT max(tag) AS tag FROM served) v WHERE x.name = l.name AND v.tag IS NOT NULL
     ), unserved AS (
-        SELECT wait_for_worker_v1(run_id, generation, path, step_id, iteration, due_at, l.name, p_now, false) FROM judged WHERE NOT is_served
+        SELECT tenant_id, wait_for_worker_v1(run_id, generation, path, step_id, iteration, due_at, l.name, p_now, false) AS waits FROM judged WHERE NOT is_served
     )
-    SELECT * FROM sent WHERE (SELECT count(*) FROM unserved) >= 0;
+    SELECT * FROM sent
+    UNION ALL
+    SELECT r.* FROM (SELECT tenant_id FROM unserved WHERE waits GROUP BY tenant_id) u, LATERAL jsonb_populate_record(NULL::steps, jsonb_build_object('tenant_id', u.tenant_id)) r;
 END $$;
 
 -- The first rows of one tenant's queue, read off an index in their order. By deadline there are two for each rank: those that have one, then the others.

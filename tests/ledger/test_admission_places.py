@@ -1,4 +1,4 @@
-"""P12: what takes a place or a token of a limited lane and what does not, and what nobody serves stands before nobody."""
+"""P12: what takes a place or a token of a limited lane, and what does not; what nobody serves stands before nobody."""
 
 from __future__ import annotations
 
@@ -166,6 +166,29 @@ def test_p12_a_start_that_goes_on_with_something_stays_before_the_others(
 
 
 # What nobody serves.
+
+
+def test_p15_one_tenants_rows_that_nobody_serves_stand_before_nobody(verbs: Verbs, clock: Clock) -> None:
+    limit(verbs, "tools", in_flight=1)
+    crew(verbs, lanes=("tools",))
+    backlog(verbs, 3000, lane="tools", tenant="a", flow="gone")
+    quiet = backlog(verbs, 2, lane="tools", tenant="b")
+
+    rounds = [sent(verbs, "tools") for _ in range(2)]
+
+    assert rounds == [[quiet], []]
+
+
+def test_p15_what_nobody_serves_stands_not_for_long_before_what_somebody_serves(verbs: Verbs, clock: Clock) -> None:
+    limit(verbs, "tools", in_flight=1)
+    crew(verbs, lanes=("tools",))
+    backlog(verbs, 3000, lane="tools", flow="gone", priority=1)
+    served = backlog(verbs, 1, lane="tools")
+
+    rounds = [sent(verbs, "tools") for _ in range(10)]
+
+    assert served in [run for runs in rounds for run in runs]
+    assert verbs.value("SELECT count(*) FROM safepoint.steps WHERE reason->>'code' = 'no_worker'") == 3000
 
 
 # Tokens.
