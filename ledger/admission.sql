@@ -58,7 +58,7 @@ BEGIN
          GROUP BY x.tenant_id
     ), chosen AS MATERIALIZED (
         -- Whoever is not among the first p_room by pass gets nothing this time.
-        SELECT t.tenant_id, greatest(l.virtual, coalesce(q.pass, l.virtual)) AS pass, coalesce((l.weights->>t.tenant_id)::double precision, 1) AS weight,
+        SELECT t.tenant_id, greatest(l.virtual, coalesce(q.pass, l.virtual)) AS pass, least(greatest(coalesce((l.weights->>t.tenant_id)::double precision, 1), 1e-6), 1e6) AS weight,
                least(p_room, l.tenant_in_flight - coalesce(b.rows, 0)) AS most
           FROM tenants t LEFT JOIN lane_tenants q ON q.lane = l.name AND q.tenant_id = t.tenant_id LEFT JOIN busy b ON b.tenant_id = t.tenant_id
          WHERE t.tenant_id IS NOT NULL AND t.tenant_id <> ALL (p_without) AND (l.tenant_in_flight IS NULL OR coalesce(b.rows, 0) < l.tenant_in_flight)
@@ -128,7 +128,8 @@ BEGIN
         EXIT WHEN found_so_far >= p_rows;
         RETURN QUERY SELECT s.* FROM steps s WHERE s.status = 'ready' AND s.queued > 0 AND s.due_at < 'infinity' AND s.deadline IS NULL
                 AND s.lane = l.name AND s.tenant_id = p_tenant AND s.queued = rank
-             ORDER BY s.priority DESC, s.due_at LIMIT p_rows - found_so_far;
+             -- The index's order; the deadlines say nothing here, but without them the planner would sort the whole queue.
+             ORDER BY s.priority DESC, s.deadline, s.due_at LIMIT p_rows - found_so_far;
         GET DIAGNOSTICS n = ROW_COUNT;
         found_so_far := found_so_far + n;
         EXIT WHEN found_so_far >= p_rows;

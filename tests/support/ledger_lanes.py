@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from ledger_verbs import Verbs
 from safepoint.ledger import lanes
@@ -25,14 +25,15 @@ def crew(verbs: Verbs, name: str = "node-1", *, lanes: tuple[str, ...], flows: t
 
 def backlog(
     verbs: Verbs, count: int, *, lane: str, tenant: str = "loud", kind: str = "step", queued: int = 1, flow: str = "f",
-    priority: int = 0,
+    priority: int = 0, run: UUID | None = None,
 ) -> UUID:  # fmt: skip
     """Put that many ready rows of one run on a lane, due now; queued as their committer would have left them."""
-    run = verbs.value(
+    run = run or uuid4()
+    verbs.connection.execute(
         "INSERT INTO safepoint.runs (run_id, tenant_id, flow, status, input, input_encoding, input_hash,"
-        " workflow_version, created_at, updated_at) VALUES (gen_random_uuid(), %s, %s, 'running', '{}', 'json', 'h',"
-        " '1', safepoint.now(), safepoint.now()) RETURNING run_id",
-        (tenant, flow),
+        " workflow_version, created_at, updated_at) VALUES (%s, %s, %s, 'running', '{}', 'json', 'h',"
+        " '1', safepoint.now(), safepoint.now())",
+        (run, tenant, flow),
     )
     verbs.connection.execute(
         "INSERT INTO safepoint.steps (run_id, generation, path, step_id, iteration, tenant_id, priority, kind, name,"
@@ -40,7 +41,7 @@ def backlog(
         " 'ready', %s, %s, %s, safepoint.now(), safepoint.now(), safepoint.now() FROM generate_series(1, %s) AS n",
         (run, tenant, priority, kind, lane, lane, queued, count),
     )
-    return UUID(str(run))
+    return run
 
 
 def orphan(verbs: Verbs, **options: Any) -> UUID:
