@@ -9,6 +9,9 @@ import psycopg
 import pytest
 from alembic import command
 from alembic.config import Config
+from ledger_clock import Clock
+from ledger_verbs import Verbs
+from safepoint.ledger.connect import connect
 from safepoint.ledger.upgrade import upgrade
 from servers import drop_database, with_path
 from sqlalchemy import create_engine, text
@@ -73,3 +76,75 @@ def test_open_runs_and_their_children_share_the_budget_of_their_root(url: str) -
         assert set(budgets) == {(root, 100, None, 5, 30, 3), (reopenable, None, 0.5, None, 10, 1)}
         with pytest.raises(psycopg.errors.CheckViolation, match="final"):  # the guard stands again
             connection.execute("UPDATE safepoint.runs SET status = 'running' WHERE run_id = %s", (reopenable,))
+
+
+STEPS = """
+    INSERT INTO safepoint.steps (run_id, generation, path, step_id, iteration, tenant_id, kind, name, status, lane,
+            home_lane, due_at, ready_at, created_at, dispatched_at, uses, reason)
+        SELECT %(run)s, 1, '', %(step)s, n, 'acme', CASE %(step)s WHEN '@start' THEN 'start' ELSE 'step' END, 's',
+               'ready', %(lane)s, 'online', now() + %(wait)s::interval, now(), now(),
+               CASE WHEN %(is_sent)s THEN now() END, %(uses)s,
+               CASE WHEN %(uses)s::text IS NOT NULL THEN '{"code": "breaker", "since": "2026-01-01"}'::jsonb END
+          FROM generate_series(1, %(count)s) AS n
+"""
+
+
+def put(
+    connection: psycopg.Connection[tuple[object, ...]],
+    step: str = "s",
+    *,
+    lane: str = "online",
+    count: int = 1,
+    wait: str = "0",
+    is_sent: bool = False,
+    uses: str | None = None,
+) -> UUID:
+    """Put ready steps of a run on a lane, as the release before this one left them."""
+    id_ = run(connection, "{}", status="queued" if step == "@start" else "running")
+    connection.execute(
+        STEPS,
+        {"run": id_, "step": step, "lane": lane, "count": count, "wait": wait, "is_sent": is_sent, "uses": uses},
+    )
+    return id_
+
+
+def test_what_waits_on_lanes_goes_out_under_the_new_rules(url: str) -> None:
+    upgrade_to(url, "0004")
+    with psycopg.connect(url, autocommit=True) as before:
+        before.execute(
+            "INSERT INTO safepoint.lanes (name, rate, burst, in_flight) VALUES ('online', NULL, NULL, NULL),"
+            " ('recovery', 100, 50, 2), ('tools', NULL, NULL, 1)"
+        )
+        before.execute("INSERT INTO safepoint.breakers (name) VALUES ('llm')")
+        starts = {put(before, "@start") for _ in range(3)}
+        later = put(before, "@start", wait="1 hour")
+        sent = {put(before, "@start", wait="10 s", is_sent=True), put(before, wait="10 s", is_sent=True)}
+        tools, orphans = put(before, lane="tools", count=3), put(before, lane="recovery", count=4)
+        aside = put(before, uses="llm", wait="1 hour")
+
+    upgrade(url)
+
+    with connect(url, name="test") as after:
+        verbs = Verbs(after)
+        verbs.node(lanes=("online", "recovery", "tools"), lease=1e6)
+        first = [row.run_id for row in verbs.dispatch()]
+        assert set(first) == {*starts, tools, orphans, aside}
+        assert (first.count(tools), first.count(orphans)) == (1, 2)
+        assert verbs.value('SELECT count(*) FROM safepoint.lanes WHERE "window" IS NOT NULL') == 0
+        Clock(after)  # years later
+        after.execute(
+            "UPDATE safepoint.nodes SET started_at = safepoint.now() - interval '1 h', lease_until = 'infinity'"
+        )
+        ended = drain(verbs)
+        assert ended == {*starts, later, *sent, tools, orphans, aside}
+
+
+def drain(verbs: Verbs) -> set[UUID]:
+    """Do what the relay sends until there is nothing left; never more of a lane than its cap."""
+    ended = set()
+    while rows := verbs.dispatch():
+        for row in rows:
+            verbs.commit(verbs.claimed(row.run_id, row.key, lane=row.lane))
+            ended.add(row.run_id)
+    assert verbs.value("SELECT count(*) FROM safepoint.steps WHERE status <> 'succeeded'") == 0
+    return ended
