@@ -155,17 +155,23 @@ class Relays:
 
     def look(self, *, limit: int) -> list[Dispatched]:
         """Let one relay look."""
-        with self._checked(limit) as sent:
+        with self._checked(limit) as (_, sent):
             rows = self.verbs.dispatch(limit=limit, settled=False)
             sent.extend(rows)
         return self._published(rows)
 
-    def look_both(self, *, limit: int, dies: bool) -> list[Dispatched]:
-        """Let one relay look while another one is looking, which perhaps dies before its transaction ends."""
-        with self._checked(limit, is_whole=False) as sent:
+    def look_both(self, *, limit: int, dies: bool, lane: str) -> list[Dispatched]:
+        """Let one relay look while another one is looking, which perhaps dies before its transaction ends.
+
+        In between something comes that is more urgent than all that the other one has taken.
+        """
+        with self._checked(limit, is_whole=False) as (before, sent):
+            mine, theirs = list[Dispatched](), list[Dispatched]()
             try:
                 with self.other.connection.transaction():
                     theirs = self.other.dispatch(limit=limit, settled=False)
+                    self.pile("a", lane, 2, 9, version="1")
+                    before.update({place: row for place, row in self.rows().items() if place not in before})
                     mine = self.verbs.dispatch(limit=limit, settled=False)
                     if dies:
                         raise _Killed
@@ -183,9 +189,9 @@ class Relays:
         return sorted(rows, key=lambda row: (row.run_id, row.key.wire))
 
     @contextmanager
-    def _checked(self, limit: int, *, is_whole: bool = True) -> Iterator[list[Dispatched]]:
+    def _checked(self, limit: int, *, is_whole: bool = True) -> Iterator[tuple[dict[Place, Row], list[Dispatched]]]:
         before, sent = self.rows(), list[Dispatched]()
-        yield sent
+        yield before, sent
         self._end_overrides()
         after = self.rows()
         for lane in LANES:

@@ -186,7 +186,7 @@ class Round:
         bucket.send(count, self.now)
         if is_whole and count == 0 and bucket.has_one(self.now) and self.has_slot() and not self.limits.paused:
             assert not (self.waiting(self.before) and self.waiting(self.after)), "there is room, and nobody goes"
-        if self.limits.is_limited:
+        if is_whole and self.limits.is_limited:
             self._assert_order()
 
     def _assert_order(self) -> None:
