@@ -175,7 +175,7 @@ def test_p12_turns_are_as_fair_by_one_row_a_look_as_by_a_hundred(tools: Verbs, c
     assert abs(got["a"] - got["b"]) <= 1
 
 
-@pytest.mark.parametrize("weight", [1e-300, 1e300])
+@pytest.mark.parametrize("weight", [1e-310, 1e308])
 def test_p12_a_weight_beyond_all_measure_stops_nobody(tools: Verbs, clock: Clock, weight: float) -> None:
     limit(tools, "tools", weights={"odd": weight})
     runs = {backlog(tools, 5, lane="tools", tenant=tenant) for tenant in ("odd", "even")}
