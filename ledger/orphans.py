@@ -4,7 +4,9 @@ need no verdict.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 from .connect import Connection
@@ -66,18 +68,19 @@ def look(connection: Connection, *, by: str, interval: float, lease: float, limi
 
 @dataclass(frozen=True, slots=True)
 class Executing:
-    """The process that executes a step, and where its number means something."""
+    """The process that executes a step, where its number means something, and what its node's last beat has told."""
 
     place: str
     pid: int | None
     pid_start: int | None
+    marks: Mapping[str, Any]
 
 
 def executing(connection: Connection, orphan: Orphan) -> Executing | None:
     """Return which process a claim named as the one that executes; None when the claim has fallen."""
     row = connection.execute(
         # The primary key, and the node of its owner.
-        "SELECT n.place, s.owner_pid, s.owner_pid_start"
+        "SELECT n.place, s.owner_pid, s.owner_pid_start, n.marks"
         " FROM safepoint.steps s JOIN safepoint.nodes n ON n.node_id = s.owner"
         " WHERE s.run_id = %s AND s.generation = %s AND s.path = %s AND s.step_id = %s AND s.iteration = %s"
         " AND s.claim_token = %s",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import structlog
 
@@ -18,6 +19,7 @@ from ..config.process import is_gone, place
 from ..config.settings import Settings
 from ..ledger import orphans, steps
 from ..ledger.connect import Connection
+from . import evidence
 from .verdict import Facts, Finding, judge
 
 __all__ = ["RECOVERY", "Sweep", "recovery_lane", "scan"]
@@ -25,6 +27,7 @@ __all__ = ["RECOVERY", "Sweep", "recovery_lane", "scan"]
 log = structlog.get_logger("safepoint.scan")
 RECOVERY = "recovery"
 CONTENDED = frozenset({"lost", "poison"})
+GONE = frozenset({"node", "lease"})  # causes that are about the whole worker
 
 
 @dataclass(slots=True)
@@ -114,8 +117,8 @@ def _facts(orphan: orphans.Orphan, *, frozen: bool) -> Facts:
 def _lose(
     connection: Connection, settings: Settings, orphan: orphans.Orphan, cause: str, *, deadly: bool, sweep: Sweep
 ) -> None:
-    evidence = {"dead": True} if _is_dead(connection, orphan) else None
-    loss = steps.Loss(orphan.run_id, orphan.key, orphan.token, steps.Cause(cause), deadly=deadly, evidence=evidence)
+    known = _evidence(connection, orphan, cause) or None
+    loss = steps.Loss(orphan.run_id, orphan.key, orphan.token, steps.Cause(cause), deadly=deadly, evidence=known)
     answer = steps.lose(connection, loss, lane=recovery_lane(settings), max_deaths=settings.scan.max_recoveries)
     if answer in CONTENDED:
         sweep.expired += 1
@@ -123,9 +126,18 @@ def _lose(
         crash_point("scan.requeued", orphan.key.wire)
 
 
-def _is_dead(connection: Connection, orphan: orphans.Orphan) -> bool:
-    """Whether the executing process is certainly gone: seen from its own machine, by number and start time (P33)."""
+def _evidence(connection: Connection, orphan: orphans.Orphan, cause: str) -> dict[str, Any]:
+    """Tell what is known of the process that had the step."""
     process = orphans.executing(connection, orphan)
-    if process is None or not process.place or process.pid is None or not process.pid_start:
+    if process is None:
+        return {}
+    if cause not in GONE:
+        return {"dead": True} if _is_dead(process) else {}
+    return evidence.of_worker(process.pid, process.marks.get(evidence.MEMORY), dead=_is_dead(process))
+
+
+def _is_dead(process: orphans.Executing) -> bool:
+    """Whether the executing process is certainly gone: seen from its own machine, by number and start time (P33)."""
+    if not process.place or process.pid is None or not process.pid_start:
         return False
     return process.place == place() and is_gone(process.pid, process.pid_start)

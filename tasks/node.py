@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from secrets import token_hex
+from typing import Any
 
 import psycopg
 import structlog
@@ -25,8 +26,10 @@ from ..config.settings import Settings
 from ..ledger import nodes, orphans, steps
 from ..ledger.connect import Connection, connect
 from ..ledger.errors import LedgerUnavailable
+from ..recovery.evidence import MEMORY
 from ..recovery.scan import recovery_lane
 from .board import Board, Executing
+from .death import Deaths
 from .forks import at_work
 from .outcomes import Outcomes
 
@@ -80,6 +83,7 @@ class Heartbeat:
         self.settings = settings
         self.node = node
         self.board = board
+        self.deaths = Deaths(on_death=self._wake)
         self._outcomes = Outcomes(board, settings.breakers, by=node.node_id)
         self._url = direct_url
         self._connection: Connection | None = None
@@ -186,7 +190,7 @@ class Heartbeat:
                     self._connection,
                     self.node.node_id,
                     active=self.board.active(),
-                    marks=self.board.marks(),
+                    marks=self._marks(),
                     lease=self.settings.worker.lease,
                     draining=self._drain_until is not None,
                 )
@@ -204,6 +208,10 @@ class Heartbeat:
         self.board.identify(found.incarnation)
         self._flush()  # after the beat, and apart from it: outcomes must not cost a lease
         return found
+
+    def _marks(self) -> dict[str, Any]:
+        executing = [found.pid for found in self.board.read() if found.token is not None]
+        return {**self.board.marks(), MEMORY: self.deaths.sample(executing)}
 
     # The loop.
 
@@ -268,6 +276,15 @@ class Heartbeat:
                     os.read(self._wake_reader, 4096)
             else:
                 self._connection_spoke(fd)
+        self._look_at_the_unwatched()
+
+    def _look_at_the_unwatched(self) -> None:
+        """Where the system has no pidfds, or a child has died before it had one, the pool has seen its death."""
+        watched = {pid for pid, _ in self._watch.fds.values()}
+        for pid in self.deaths.seen():
+            if pid not in watched:
+                slot = next((found.slot for found in self.board.read() if found.pid == pid), -1)
+                self._child_ended(pid, slot)
 
     def _connection_spoke(self, fd: int) -> None:
         # Nothing is sent to this connection unasked, so it has been closed: the session lock is gone, and
@@ -281,11 +298,18 @@ class Heartbeat:
 
     def _child_ended(self, pid: int, slot: int) -> None:
         found = next((one for one in self.board.read() if one.slot == slot and one.pid == pid), None)
+        evidence = self.deaths.evidence(pid)
+        if found is None:
+            return
         self.board.clear(slot, pid=pid)
-        if found is not None and found.token is not None:
-            self._give_back(found, steps.Cause.CHILD, deadly=True)
+        if found.token is None:
+            return
+        if self._drain_until is not None:  # P22: Celery ends its children as well
+            self._give_back(found, steps.Cause.RELEASED, deadly=False, evidence=evidence)
+        else:
+            self._give_back(found, steps.Cause.CHILD, deadly=True, evidence=evidence)
 
-    def _give_back(self, found: Executing, cause: steps.Cause, *, deadly: bool) -> None:
+    def _give_back(self, found: Executing, cause: steps.Cause, *, deadly: bool, evidence: dict[str, Any]) -> None:
         """Report a claim whose process has ended; if the ledger does not answer now, the scan finds it (P4)."""
         try:
             with self._guard:
@@ -301,7 +325,7 @@ class Heartbeat:
                         deadly=deadly,
                         pid=found.pid,
                         pid_start=found.pid_start,
-                        evidence={"pid": found.pid},
+                        evidence=evidence,
                     )
                     answer = steps.lose(
                         self._connection,
@@ -309,9 +333,8 @@ class Heartbeat:
                         lane=recovery_lane(self.settings),
                         max_deaths=self.settings.scan.max_recoveries,
                     )
-                    log.warning(
-                        "lease.lost", run=str(run_id), step=key.wire, cause=cause.value, answer=answer, pid=found.pid
-                    )
+                    facts = {"cause": cause.value, "answer": answer, **evidence}
+                    log.warning("lease.lost", run=str(run_id), step=key.wire, **facts)
         except (psycopg.Error, LedgerUnavailable, OSError) as error:
             log.warning("node.report_failed", error=" ".join(str(error).split())[:200], pid=found.pid)
             self._disconnect()
@@ -325,7 +348,7 @@ class Heartbeat:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(found.pid, signal.SIGKILL)
             self._wait_until_gone(found.pid)
-            self._give_back(found, steps.Cause.RELEASED, deadly=False)
+            self._give_back(found, steps.Cause.RELEASED, deadly=False, evidence={"pid": found.pid})
         threads = [found for found in self.board.read() if found.token is not None and found.pid == own]
         log.info("node.drained", node=self.node.node_id, threads_left=len(threads))
         self._stop.set()

@@ -114,7 +114,7 @@ class Worker:
                         deadly=True,
                         pid=me.pid,
                         pid_start=me.pid_start,
-                        evidence=describe(error),
+                        evidence={"pid": me.pid, "error": describe(error)},
                     )
                     steps.lose(
                         loan.connection(),
@@ -207,6 +207,8 @@ class Worker:
         self._heartbeat.start()
         if threads:
             self._run_hooks()
+        else:
+            self._heartbeat.deaths.attend()
 
     def _node(self, lanes: tuple[str, ...], *, concurrency: int) -> Node:
         flows = declared.flows().values()

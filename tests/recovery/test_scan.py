@@ -344,12 +344,17 @@ def test_p23_a_step_that_was_alone_with_its_dead_process_may_have_killed_it(
     with connect(crowded_ledger_url, name="node") as holder:
         nodes.hold_session_lock(holder, "killed")
         verbs.node("killed", lock=True)
-        verbs.claimed(run, A, node="killed")
+        claimed = verbs.claimed(run, A, node="killed", pid=7)
+        marks = {"@memory": {"resident": {"7": 5, "8": 6}, "allowed": 9}}
+        verbs.beat(claimed.token, node="killed", marks=marks)
     eventually(lambda: verbs.assert_unlocked("killed"))
 
     swept(verbs, settings)
 
     assert verbs.step(run, A)["deaths"] == 1
+    (told,) = verbs.rows("SELECT data->'evidence' AS it FROM safepoint.events WHERE type = 'step.lost'")
+    # Of a worker that nobody has seen die, what its last beat has told of the process that had the step.
+    assert told["it"] == {"counted": True, "pid": 7, "resident": 5, "allowed": 9, "seen": "last beat"}
 
 
 # Chores.
