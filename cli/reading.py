@@ -191,10 +191,20 @@ def why(run: RunId, *, as_json: Json = False) -> None:
     for step in explained["running"][1:]:
         out().print(f"  {step['step']} runs on {step['node']}", markup=False)
     for reason in explained["reasons"]:
-        if lines := _question(reason):
+        if lines := _question(reason) or _deaths(reason):
             say("", *lines)
     if any(reason["code"] in {"unknown_effect", "compensation"} for reason in explained["reasons"]):
         show_cards(found["run_id"])
+
+
+def _deaths(reason: Mapping[str, Any]) -> list[str]:
+    """Tell each death of a step that is held for them."""
+    from ..ledger import deaths  # noqa: PLC0415  # as above
+
+    detail = reason.get("detail")
+    if reason["code"] != "poison" or not isinstance(detail, Mapping):
+        return []
+    return [f"  {clock(one.get('at'))}  {short(deaths.line(one), width=300)}" for one in deaths.deaths(detail)]
 
 
 def _question(reason: Mapping[str, Any]) -> list[str]:

@@ -62,7 +62,7 @@ def _doing(why: Document) -> str:
     reasons: Sequence[Document] = why["reasons"]
     if reasons and (why["status"] == "held" or not running):
         more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-        return short(reasons[0]["text"], width=160) + more
+        return short(reasons[0]["text"], width=240) + more
     if running:
         first = running[0]
         more = f" and {len(running) - 1} more" if len(running) > 1 else ""

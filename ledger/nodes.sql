@@ -67,6 +67,9 @@ DECLARE
     poison boolean;
     parked boolean;
     ended boolean;
+    dead boolean := p_cause IN ('child', 'released') OR coalesce((p_evidence->>'dead')::boolean, false);
+    lost jsonb;
+    why jsonb;
 BEGIN
     SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
     SELECT * INTO s FROM steps WHERE run_id = p_run AND generation = p_generation AND path = p_path
@@ -85,14 +88,24 @@ BEGIN
     IF NOT coalesce(gone, false) THEN RETURN 'alive'; END IF;
     -- P22: a node that has said goodbye (a drained pool of threads ends with its process) gave its steps back: they keep their lane, nothing counts.
     IF p_cause = 'node' AND n.stopped_at IS NOT NULL THEN p_cause := 'released'; END IF;
+    -- P24: a process that has died past its step's time was ended for that, by the pool's hard limit: an attempt, no death.
+    IF p_cause = 'child' AND s.expires_at <= instant THEN p_cause := 'timeout'; p_deadly := false; END IF;
     -- P33: its executor is dead, or it had the right to send until then. A lookup that dies has given no answer, and is counted as one.
     UPDATE effects SET lookups = lookups + 1, last_answer = jsonb_build_object('answer', 'error', 'text', 'who asked has died', 'at', instant, 'node', s.owner)
      WHERE idempotency_key = s.effect_key AND status = 'unknown';
     -- A missing lock or lease is no proof (P21): only a dead process sends nothing more; else the claim's own end is its last moment.
-    ended := doubt_effect_v1(s.effect_key, CASE WHEN p_cause IN ('child', 'released') OR (p_evidence->>'dead')::boolean THEN instant ELSE 'infinity' END,
+    ended := doubt_effect_v1(s.effect_key, CASE WHEN dead OR p_cause = 'released' THEN instant ELSE 'infinity' END,
         NULL, 'scan', 'its executor is gone: ' || p_cause, instant);
     parked := r.holds <> '{}' AND NOT binds_v1(s.effect_key) AND s.kind <> 'compensation' OR r.paused_at IS NOT NULL;
     poison := p_deadly AND s.deaths + 1 > p_max_deaths;
+    lost := jsonb_strip_nulls(jsonb_build_object('generation', nullif(p_generation, 1), 'cause', p_cause, 'epoch', s.epoch, 'node', s.owner, 'at', s.claimed_at,
+        'evidence', nullif(coalesce(p_evidence, '{}') || CASE WHEN p_deadly THEN '{"counted": true}' WHEN p_cause = 'node' THEN '{"shared": true}' ELSE '{}' END::jsonb, '{}'),
+        'wasted_tokens', nullif(s.reserved_tokens, 0), 'wasted_usd', nullif(s.reserved_usd, 0)));
+    IF poison THEN
+        why := jsonb_build_object('code', 'poison', 'since', instant, 'next', 'safepoint resume ' || p_run,
+            'text', 'the worker died under step ' || key_v1(p_path, p_step, p_iteration) || ' ' || (s.deaths + 1) || ' times', 'detail', jsonb_build_object(
+                'step', key_v1(p_path, p_step, p_iteration), 'deaths', s.deaths + 1, 'shared_deaths', s.shared_deaths, 'evidence', deaths_v1(s, lost, instant)));
+    END IF;
     UPDATE steps SET status = CASE WHEN poison THEN 'held' ELSE 'ready' END, owner = NULL, dispatched_at = NULL, dispatches = 0, ready_at = instant,
            lane = CASE p_cause WHEN 'released' THEN s.home_lane ELSE p_lane END,
            queued = is_admitted_v1(CASE p_cause WHEN 'released' THEN s.home_lane ELSE p_lane END)::integer,
@@ -103,11 +116,9 @@ BEGIN
            wasted_tokens = wasted_tokens + s.reserved_tokens, wasted_usd = wasted_usd + s.reserved_usd,
            pending_error = CASE WHEN p_cause = 'timeout' AND (s.effect_key IS NULL OR ended) THEN jsonb_build_object('type', 'StepTimeout', 'message',
                'the attempt ran past its timeout') ELSE s.pending_error END,
-           reason = CASE WHEN poison THEN jsonb_build_object('code', 'poison', 'since', instant, 'text', 'its worker died under it ' || (s.deaths + 1) || ' times') END
+           reason = why
      WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;
-    PERFORM emit_v1(p_run, r.tenant_id, jsonb_build_array(jsonb_build_object('type', 'step.lost', 'key', key_v1(p_path, p_step, p_iteration),
-        'data', jsonb_strip_nulls(jsonb_build_object('generation', nullif(p_generation, 1), 'cause', p_cause, 'epoch', s.epoch, 'node', s.owner, 'at', s.claimed_at, 'evidence', p_evidence,
-            'wasted_tokens', nullif(s.reserved_tokens, 0), 'wasted_usd', nullif(s.reserved_usd, 0))))));
+    PERFORM emit_v1(p_run, r.tenant_id, jsonb_build_array(jsonb_build_object('type', 'step.lost', 'key', key_v1(p_path, p_step, p_iteration), 'data', lost)));
     IF poison AND s.kind = 'compensation' THEN
         PERFORM hold_compensation_v1(p_run);
         PERFORM stop_v1(p_run, instant);
@@ -118,8 +129,7 @@ BEGIN
             AND path = p_path AND step_id = p_step AND iteration = p_iteration;
         PERFORM stop_v1(p_run, instant);
     ELSIF poison THEN
-        PERFORM hold_v1(p_run, 'poison', 'the worker died under step ' || key_v1(p_path, p_step, p_iteration) || ' ' || (s.deaths + 1) || ' times',
-            'safepoint resume ' || p_run, p_evidence);
+        PERFORM hold_v1(p_run, 'poison', why->>'text', why->>'next', why->'detail');
     ELSE
         PERFORM refresh_v1(p_run);
     END IF;
@@ -127,6 +137,21 @@ BEGIN
     PERFORM pg_notify('safepoint_relay', '');
     RETURN CASE WHEN poison THEN 'poison' ELSE 'lost' END;
 END $$;
+
+-- The deaths for which a step is held, the newest last, at most twenty: those that count since a person gave it all its chances, and those that it
+-- shared with others. From the events of its run (events_pkey), which it has few of that are losses.
+CREATE FUNCTION safepoint.deaths_v1(s safepoint.steps, p_last jsonb, p_now timestamptz) RETURNS jsonb LANGUAGE sql STABLE
+SET search_path = safepoint, pg_temp AS $$
+    WITH past AS (
+        SELECT e.at, e.data FROM events e
+         WHERE e.run_id = s.run_id AND e.type = 'step.lost' AND e.key = key_v1(s.path, s.step_id, s.iteration)
+           AND coalesce((e.data->>'generation')::integer, 1) = s.generation AND e.data->'evidence' ?| array['counted', 'shared']
+         ORDER BY e.seq DESC LIMIT least(s.deaths + s.shared_deaths, 19)
+    ), all_of_them AS (SELECT at, data FROM past UNION ALL SELECT p_now, p_last)
+    SELECT jsonb_agg(data->'evidence' || jsonb_strip_nulls(jsonb_build_object('at', at, 'cause', data->'cause', 'epoch', data->'epoch', 'node', data->'node',
+               'ran', round(extract(epoch FROM at - (data->>'at')::timestamptz)::numeric, 1))) - 'counted' - 'dead' ORDER BY at, (data->>'epoch')::integer)
+      FROM all_of_them
+$$;
 
 -- P21: whether some session holds a node's advisory lock. Its absence is a suspicion, never proof.
 CREATE FUNCTION safepoint.has_lock_v1(p_key bigint) RETURNS boolean LANGUAGE sql VOLATILE

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from . import deaths
 from .lane_words import LaneFacts, limit_words
 from .span import span
 
@@ -200,7 +201,7 @@ def _own(step: OpenStep) -> dict[str, Any]:
 
 def complete(reason: Any, run_id: str, *, code: str | None = None, step: OpenStep | None = None) -> Reason:
     """Give a stored reason with all of {code, since, text, next}, whatever it was stored with."""
-    told = reason if isinstance(reason, Mapping) else {}
+    told = _with_deaths(reason, run_id) if isinstance(reason, Mapping) else {}
     code = str(told.get("code") or code or (step.kind if step else "unknown"))
     name, child = (step.name, step.child or "CHILD") if step else (told.get("name", "NAME"), "CHILD")
     next_ = told.get("next") or _NEXT.get(code, "safepoint watch {run}").format(run=run_id, name=name, child=child)
@@ -215,6 +216,13 @@ def complete(reason: Any, run_id: str, *, code: str | None = None, step: OpenSte
     if told.get("detail"):
         full["detail"] = told["detail"]
     return full
+
+
+def _with_deaths(reason: Mapping[str, Any], run_id: str) -> Mapping[str, Any]:
+    """Put the evidence of a poison step into words: the ledger has it as it was seen."""
+    detail = reason.get("detail")
+    told = deaths.sentence(detail) if reason.get("code") == "poison" and isinstance(detail, Mapping) else None
+    return {**reason, "text": told, "next": deaths.next_step(detail, run_id)} if detail and told else reason
 
 
 def _code(reason: Any) -> str | None:

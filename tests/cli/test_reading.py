@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 from prepared import FIRST, Ledger, step
 from safepoint.ledger import control
+from safepoint.ledger.steps import Cause, Loss, lose
 
 Run = Callable[..., Any]
 
@@ -120,6 +121,29 @@ def test_why_gives_every_reason(ledger: Ledger, run: Run) -> None:
     assert ran.document["status"] == "held"
     assert ran.document["next"] == ran.document["reasons"][0]["next"]
     assert "poison" in run("why", made).out
+
+
+def test_a_poison_step_is_shown_with_what_killed_its_workers(ledger: Ledger, run: Run) -> None:
+    made = ledger.started(step(FIRST))
+    seen = {"pid": 7, "signal": "SIGKILL", "resident": 1900 << 20, "allowed": 2 << 30, "out_of_memory": "likely"}
+    for number in range(2):
+        ledger.claim(made, FIRST, "recovery" if number else "online")
+        loss = Loss(made, FIRST, ledger.tokens[FIRST], Cause.CHILD, deadly=True, pid=1, pid_start=1, evidence=seen)
+        lose(ledger.connection, loss, lane="recovery", max_deaths=1)
+
+    shown, told = run("show", made), run("why", made)
+
+    for out in (shown.out, told.out):
+        sentence, next_, *_ = out.splitlines()
+        assert "the worker died under step look#1 2 times: SIGKILL 2 times; last on node-1" in sentence
+        assert sentence.endswith("1.9 GiB resident of 2.0 GiB allowed, likely out of memory.")
+        assert next_.endswith(f"more memory, then: safepoint resume {made}")
+    assert told.out.count("SIGKILL, pid 7, on node-1, epoch") == 2
+    document = run("show", made, "--json").document
+    assert document["reason"]["text"] in shown.out
+    assert [one["epoch"] for one in document["reason"]["detail"]["evidence"]] == [1, 2]
+    (held,) = [one for one in document["steps"] if one["step"] == "look"]
+    assert held["reason"]["detail"] == document["reason"]["detail"]
 
 
 def test_why_says_that_a_step_is_under_way(ledger: Ledger, run: Run) -> None:
