@@ -67,6 +67,16 @@ def count_messages(path: str) -> None:
     Publisher.publish = counting  # type: ignore[method-assign]  # a counter around the real one
 
 
+class Lines:
+    """Writes lines without a lock: one that another thread holds during a fork would stay locked in the child."""
+
+    def msg(self, line: str) -> None:
+        """Write one line, in one write."""
+        os.write(2, f"{line}\n".encode())
+
+    debug = info = warning = error = critical = exception = msg
+
+
 def log_json() -> None:
     """Log one JSON document a line, to where no redirection of Celery's reaches."""
     processors: list[Any] = [
@@ -75,7 +85,7 @@ def log_json() -> None:
         structlog.processors.format_exc_info,
         structlog.processors.JSONRenderer(),
     ]
-    structlog.configure(processors=processors, logger_factory=structlog.WriteLoggerFactory(file=sys.__stderr__))
+    structlog.configure(processors=processors, logger_factory=lambda *_: Lines())
 
 
 ROLES = {"worker": run_worker, "relay": run_relay, "beat": run_beat}
