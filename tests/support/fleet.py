@@ -31,7 +31,7 @@ __all__ = ["Fleet", "events", "trap"]
 SUPPORT = Path(__file__).parent
 # Short times, so that tests need not wait: a short lease is as correct as a long one, for late commits count (P35).
 CONFIGURATION = """\
-flows = ["journeys", "errands"]
+flows = ["journeys", "errands", "poisons"]
 
 [worker]
 lease = 5.0
