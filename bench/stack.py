@@ -31,6 +31,7 @@ class Stack:
     ledger_url: str
     broker_url: str
     home: Path
+    variables: dict[str, str] = field(default_factory=dict)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def environment(self, **more: str) -> dict[str, str]:
@@ -41,6 +42,7 @@ class Stack:
             "SAFEPOINT_HOME": str(self.home),
             "SAFEPOINT_FLOWS": "bench_flows",
             "PYTHONPATH": f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+            **self.variables,
             **more,
         }
 
@@ -61,9 +63,11 @@ class Stack:
         """Open a connection to the ledger."""
         return connect(self.ledger_url, name="bench")
 
-    def workers(self, count: int, *, pool: str = "prefork", concurrency: int = 2) -> list[subprocess.Popen[bytes]]:
+    def workers(
+        self, count: int, *, lanes: str = "online,recovery", pool: str = "prefork", concurrency: int = 2
+    ) -> list[subprocess.Popen[bytes]]:
         """Start workers and wait until all of them beat."""
-        arguments = ("worker", "--lanes", "online,recovery", "--pool", pool, "--concurrency", str(concurrency))
+        arguments = ("worker", "--lanes", lanes, "--pool", pool, "--concurrency", str(concurrency))
         started = [self.start(*arguments) for _ in range(count)]
         pids = [process.pid for process in started]
         with self.connect() as connection:
@@ -132,10 +136,10 @@ def brokers() -> Iterator[dict[str, tuple[str, str]]]:
 
 
 @contextlib.contextmanager
-def running(ledger_url: str, broker_url: str) -> Iterator[Stack]:
-    """Run relay, beat and the control worker, and end everything at the end."""
+def running(ledger_url: str, broker_url: str, **variables: str) -> Iterator[Stack]:
+    """Run relay, beat and the control worker, and end everything at the end; all get these variables besides."""
     with tempfile.TemporaryDirectory(prefix="safepoint-bench-") as folder:
-        stack = Stack(ledger_url, broker_url, Path(folder))
+        stack = Stack(ledger_url, broker_url, Path(folder), variables)
         try:
             stack.start("relay")
             stack.start("beat")
