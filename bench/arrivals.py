@@ -1,4 +1,4 @@
-"""Live traffic at a rate that does not care how fast it is served: an open loop, its gaps those of independent users."""
+"""Live traffic at a rate that does not care how fast it is served: an open loop, with the gaps of a crowd."""
 
 from __future__ import annotations
 

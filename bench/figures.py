@@ -14,7 +14,9 @@ __all__ = ["Move", "backlogged", "jain", "order_of_tenants", "peak", "percentile
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One step came to the lane's queue (`found`), was let out of it (`admitted`), or gave its place back (`left`)."""
+    """One step came to the lane's queue (`found`), was let out of it (`admitted`), gave its place up (`left`), or gave
+    it up to wait again (`back`).
+    """
 
     at: float
     tenant: str
@@ -78,7 +80,7 @@ def backlogged(moves: Iterable[Move], tenants: Sequence[str]) -> tuple[float, fl
     changes: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for move in moves:
         if move.what != "left":
-            changes[move.tenant].append((move.at, 1 if move.what == "found" else -1))
+            changes[move.tenant].append((move.at, -1 if move.what == "admitted" else 1))
     if any(tenant not in changes for tenant in tenants):
         return math.inf, math.inf
     end = min(max(at for at, _ in changes[tenant]) for tenant in tenants)

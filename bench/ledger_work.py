@@ -23,11 +23,7 @@ CHUNK = 500
 LONG = 86_400.0  # seconds: no claim ends by itself while something is measured
 PID, PID_START = 2**22, 1  # no process of this machine has it
 
-_ENQUEUE = """
-SELECT safepoint.enqueue(%s, '{}', tenant => x.tenant, priority => x.priority,
-                         deadline => safepoint.now() + make_interval(secs => x.seconds))
-  FROM unnest(%s::text[], %s::integer[], %s::double precision[]) AS x(tenant, priority, seconds)
-"""
+_ENQUEUE = "SELECT run_id FROM safepoint.enqueue_v1(%s)"
 _CLAIM = """
 SELECT c.answer, c.reason
   FROM unnest(%(runs)s::uuid[], %(tokens)s::uuid[]) AS x(run, token)
@@ -62,10 +58,13 @@ def enqueue(
     """Enqueue a run for each of these tenants, in this order; a deadline is in seconds from now."""
     runs: list[UUID] = []
     priorities, deadlines = priorities or [0] * len(tenants), deadlines or [None] * len(tenants)
-    for first in range(0, len(tenants), CHUNK):
-        part = slice(first, first + CHUNK)
-        values = (flow, list(tenants[part]), list(priorities[part]), list(deadlines[part]))
-        runs += [row[0] for row in connection.execute(_ENQUEUE, values)]
+    asked = [
+        {"n": n, "flow": flow, "input": {}, "tenant": tenant, "priority": priority, "deadline_in": seconds}
+        for n, (tenant, priority, seconds) in enumerate(zip(tenants, priorities, deadlines, strict=True))
+    ]
+    for first in range(0, len(asked), CHUNK):
+        requests = orjson.dumps(asked[first : first + CHUNK]).decode()
+        runs += [row[0] for row in connection.execute(_ENQUEUE, (requests,))]
     return runs
 
 

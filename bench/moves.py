@@ -20,7 +20,10 @@ CREATE SCHEMA bench;
 CREATE UNLOGGED TABLE bench.moves (at timestamptz NOT NULL, tenant_id text NOT NULL, what text NOT NULL);
 CREATE FUNCTION bench.note() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO bench.moves VALUES (clock_timestamp(), NEW.tenant_id, TG_ARGV[0]);
+    INSERT INTO bench.moves VALUES (clock_timestamp(), NEW.tenant_id, CASE
+        -- Its claim was refused (a breaker): it waits on the lane as before.
+        WHEN TG_ARGV[0] = 'left' AND OLD.status = 'ready' AND NEW.status = 'ready' AND NEW.lane = OLD.lane THEN 'back'
+        ELSE TG_ARGV[0] END);
     RETURN NULL;
 END $$;
 CREATE TRIGGER found AFTER UPDATE ON safepoint.steps FOR EACH ROW

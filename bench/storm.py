@@ -208,7 +208,7 @@ def measure(plan: Plan, *, out: Path, every: bool) -> bool:
 
 def small(plan: Plan) -> Plan:
     """Return a plan that takes less than a minute."""
-    return replace(plan, orphans=1_000, tenants=20, before=8.0, outage=plan.outage and 4.0, window=2.0)
+    return replace(plan, orphans=1_000, tenants=20, before=8.0, outage=plan.outage and 4.0, window=1.0)
 
 
 def main(*, quick: bool) -> None:

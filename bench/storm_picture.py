@@ -62,7 +62,7 @@ def _backlog(axis: Axes, seen: Drained) -> None:
     for move in seen.moves:
         if move.what == "left":
             continue
-        level += 1 if move.what == "found" else -1
+        level += -1 if move.what == "admitted" else 1
         at.append(move.at - zero)
         waiting.append(level)
         per_second[int(move.at - zero)] += move.what == "admitted"
