@@ -77,17 +77,18 @@ BEGIN
         SELECT f.run_id, f.generation, f.path, f.step_id, f.iteration, f.due_at, f.tenant_id, f.share, f.nth,
                EXISTS (SELECT FROM live v WHERE r.flow || '@' || r.workflow_version = ANY (v.flows)
                    AND (f.kind NOT IN ('step', 'effect', 'compensation') OR v.steps = '{}' OR f.name = ANY (v.steps))) AS is_served
-          FROM found f JOIN runs r ON r.run_id = f.run_id
+          -- Row by row, here and below: a planner that cannot know how few rows are found would read whole tables for them.
+          FROM found f CROSS JOIN LATERAL (SELECT x.flow, x.workflow_version FROM runs x WHERE x.run_id = f.run_id OFFSET 0) r
     ), placed AS (
         SELECT *, row_number() OVER (PARTITION BY tenant_id ORDER BY nth) AS place FROM judged WHERE is_served
     ), locked AS (
-        SELECT s.run_id, s.generation, s.path, s.step_id, s.iteration FROM placed j JOIN steps s USING (run_id, generation, path, step_id, iteration)
-         WHERE j.place <= j.share AND s.status = 'ready' AND s.queued > 0 AND s.due_at = j.due_at AND s.lane = l.name
-         ORDER BY s.run_id, s.generation, s.path, s.step_id, s.iteration
-           FOR NO KEY UPDATE OF s SKIP LOCKED
+        SELECT s.ctid FROM (SELECT * FROM placed WHERE place <= share ORDER BY run_id, generation, path, step_id, iteration) j CROSS JOIN LATERAL (
+            SELECT x.ctid FROM steps x WHERE x.run_id = j.run_id AND x.generation = j.generation AND x.path = j.path AND x.step_id = j.step_id
+               AND x.iteration = j.iteration AND x.status = 'ready' AND x.queued > 0 AND x.due_at = j.due_at AND x.lane = l.name
+               FOR NO KEY UPDATE SKIP LOCKED) s
     ), sent AS (
         UPDATE steps s SET queued = 0, due_at = p_now + make_interval(secs => p_grace), dispatched_at = p_now, reason = CASE WHEN s.reason->>'code' IN ('no_worker', 'lane', 'retry') THEN NULL ELSE s.reason END
-          FROM locked k WHERE (s.run_id, s.generation, s.path, s.step_id, s.iteration) = (k.run_id, k.generation, k.path, k.step_id, k.iteration)
+         WHERE s.ctid = ANY (ARRAY(SELECT k.ctid FROM locked k))
         RETURNING s.*
     ), served AS MATERIALIZED (
         SELECT t.tenant_id, t.pass + count(*) / t.weight AS pass, t.pass + (count(*) - 1) / t.weight AS tag
