@@ -9,7 +9,19 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Move", "backlogged", "jain", "order_of_tenants", "peak", "percentile", "rate_within", "serviced", "windows"]
+__all__ = [
+    "Move",
+    "backlogged",
+    "crowded",
+    "jain",
+    "order_of_tenants",
+    "overlap",
+    "peak",
+    "percentile",
+    "rate_within",
+    "serviced",
+    "windows",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +83,25 @@ def peak(moves: Iterable[Move]) -> int:
         level += step
         most = max(most, level)
     return most
+
+
+def crowded(moves: Iterable[Move], least: int) -> list[tuple[float, float]]:
+    """Return the spans in which at least so many rows waited in the queue."""
+    found: list[tuple[float, float]] = []
+    level, begin = 0, math.nan
+    for at, step in sorted((move.at, -1 if move.what == "admitted" else 1) for move in moves if move.what != "left"):
+        before, level = level, level + step
+        if before < least <= level:
+            begin = at
+        elif level < least <= before:
+            found.append((begin, at))
+    return found
+
+
+def overlap(one: Iterable[tuple[float, float]], other: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the spans that two lists of spans have in common."""
+    pairs = [(max(a, c), min(b, d)) for a, b in one for c, d in other]
+    return [(begin, end) for begin, end in pairs if begin < end]
 
 
 def backlogged(moves: Iterable[Move], tenants: Sequence[str]) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from bisect import bisect_right
 from collections import defaultdict
 from pathlib import Path
@@ -91,7 +92,7 @@ def _in_flight(axis: Axes, seen: Drained) -> None:
 
 
 def _latency(axis: Axes, seen: Drained) -> None:
-    wide = max(2.0, 100 / (seen.plan.live or 1))  # about a hundred steps
+    wide = max(2.0, min(100 / seen.plan.live, (seen.ended - seen.before[0]) / 12))  # about a hundred steps, or fewer
     spans = windows(seen.before[0], seen.ended, width=wide)
     for share, colour in ((0.5, SOFT), (0.99, INK)):
         at = [(begin + end) / 2 - seen.released for begin, end in spans]
@@ -137,10 +138,12 @@ def _tenants(axis: Axes, seen: Drained) -> None:
 def _memory(axis: Axes, seen: Drained) -> None:
     at = [usage.at - seen.released for usage in seen.usages]
     for role in ("relay", "recovery", "online", "control", "beat"):
-        axis.plot(at, [usage.memory[role] for usage in seen.usages], label=role, lw=1)
-    axis.set_ylim(0)
-    axis.set_ylabel("MiB resident")
-    axis.set_title("Memory, and the machine's processor (grey, right)", fontsize=10)
+        held = [usage.memory[role] for usage in seen.usages]
+        usual = statistics.median(held[: max(1, len(held) // 4)])
+        axis.plot(at, [one - usual for one in held], label=f"{role}, {usual:.0f} MiB", lw=1)
+    axis.set_ylim(min(-10, axis.get_ylim()[0]), max(30, axis.get_ylim()[1]))
+    axis.set_ylabel("MiB more than in the first quarter")
+    axis.set_title("Resident memory, and the machine's processor (grey, right)", fontsize=10)
     axis.legend(loc="center left", fontsize=8)
     cpu = axis.twinx()
     cpu.plot(at, [usage.cpu for usage in seen.usages], color=LINE, lw=0.8)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from drained import Drained
-from figures import backlogged, jain, peak, percentile, rate_within, serviced, windows
+from figures import backlogged, crowded, jain, overlap, peak, percentile, rate_within, serviced, windows
 
 __all__ = ["Line", "fairness", "judge", "show", "steady", "store", "took", "width"]
 
@@ -50,8 +50,13 @@ def _kept(seen: Drained) -> list[Line]:
         Line("in flight at most", str(most), f"≤ {seen.plan.in_flight}", most <= seen.plan.in_flight, is_exact=True),
         Line("executions ÷ needed", f"{amplified:.4f}", "≤ 1.1", amplified <= 1.1),
         Line("first admission after the lease", f"{_admitted(seen)[0] - seen.released:.2f} s" if seen.moves else "-"),
+        Line("all found by the scan", f"{_found(seen):.1f} s after the lease"),
         Line("the drain", f"{seen.ended - seen.released:.1f} s"),
     ]
+
+
+def _found(seen: Drained) -> float:
+    return max((move.at for move in seen.moves if move.what == "found"), default=math.nan) - seen.released
 
 
 def _admitted(seen: Drained) -> list[float]:
@@ -60,18 +65,19 @@ def _admitted(seen: Drained) -> list[float]:
 
 def steady(seen: Drained) -> list[tuple[float, float]]:
     """Return the spans in which rows waited and nothing but the rate held them back: no full bucket, no slow or failing
-    dependency.
+    dependency, and found by the scan faster than they may go.
     """
     admitted = _admitted(seen)
     if not admitted:
         return []
     begin, end = admitted[0] + ASIDE, admitted[-1]
     disturbed = seen.slow or seen.outage
-    if disturbed is None:
-        return [(begin, end)]
-    closed = [at for at, state, _ in seen.turns if state == "closed" and at > disturbed[0]]
-    again = max([disturbed[1], *closed]) + ASIDE
-    return [span for span in ((begin, disturbed[0]), (again, end)) if span[0] < span[1]]
+    calm = [(begin, end)]
+    if disturbed is not None:
+        closed = [at for at, state, _ in seen.turns if state == "closed" and at > disturbed[0]]
+        again = max([disturbed[1], *closed]) + ASIDE
+        calm = [(begin, disturbed[0]), (again, end)]
+    return overlap(calm, crowded(seen.moves, max(1, seen.plan.tenants // 2)))
 
 
 def _admission(seen: Drained) -> list[Line]:
@@ -135,6 +141,11 @@ def took(seen: Drained, span: tuple[float, float], *, waited: bool = False) -> l
     return [(step.waited if waited else step.took) * 1000 for step in steps]
 
 
+def _runs(seen: Drained, span: tuple[float, float]) -> list[float]:
+    """Return how long the starts of live runs took: unlike what follows them, they go through the relay."""
+    return [step.took * 1000 for step in seen.served if step.kind == "start" and span[0] <= step.at < span[1]]
+
+
 def _live(seen: Drained) -> list[Line]:
     before, during = seen.before, (seen.released, seen.ended)
     middle = (before[0] + before[1]) / 2
@@ -148,6 +159,9 @@ def _live(seen: Drained) -> list[Line]:
             goal = "≤ 1.2" if share == 0.99 and not waited else ""
             lines.append(Line(f"{name}, p{share * 100:.0f}", shown, goal, new / old <= 1.2 if goal else None))
     noise = max(halves) / min(halves)
+    runs = [percentile(_runs(seen, span), 0.99) for span in (before, during)]
+    shown = f"{runs[0]:.1f} → {runs[1]:.1f} ms: × {runs[1] / runs[0]:.2f}"
+    lines.append(Line("live run, enqueue to commit of its start, p99", shown))
     lines.append(Line("the same p99 in two halves of the time before", f"× {noise:.2f}", "what chance does"))
     return lines
 
