@@ -1,6 +1,7 @@
-"""Measurements, as ratios within one run: `python bench [intake] [takeover] [growth]`, `QUICK=1` for fewer repetitions.
+"""Measurements, as ratios in one run: `python bench [intake] [takeover] [growth] [admission] [storm] [storm-outage]`.
 
-Nothing here is asserted: a machine is as fast as it is. Each part starts its own servers and ends them.
+`QUICK=1` for less of it. No speed is asserted: a machine is as fast as it is. Each part starts its own servers and
+ends them. What the last three show: docs/measuring.md.
 """
 
 from __future__ import annotations
@@ -9,11 +10,20 @@ import os
 import signal
 import sys
 
+import admission
 import growth
 import intake
+import storm
 import takeover
 
-PARTS = {"intake": intake.main, "takeover": takeover.main, "growth": growth.main}
+PARTS = {
+    "intake": intake.main,
+    "takeover": takeover.main,
+    "growth": growth.main,
+    "admission": admission.main,
+    "storm": storm.main,
+    "storm-outage": storm.outage,
+}
 
 
 def main() -> int:

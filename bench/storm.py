@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import moves
+import lane_log
 import orphans
 import storm_picture
 import storm_report
@@ -61,7 +61,7 @@ def drain(plan: Plan, broker: str, urls: tuple[str, str]) -> Drained:
         orphans.make(ledger, ["warm"] * 4 * plan.in_flight, node="gone-1")
         dealt = order_of_tenants(plan.orphans, tenants=plan.tenants, skew=plan.skew)
         seen.orphans = frozenset(orphans.make(ledger, dealt, node="gone-2"))
-        moves.watch(ledger, LANE)
+        lane_log.watch(ledger, LANE)
         variables = {
             "SAFEPOINT_CONFIG": str(configuration),
             "SAFEPOINT_FLOWS": "storm_flows",
@@ -167,7 +167,7 @@ def _collect(ledger: Connection, dependency: Dependency, seen: Drained) -> None:
     until(lambda: ledger.execute(live).fetchone() == (True,), what="the last live run")
     names = {str(run) for run in seen.orphans}
     seen.calls = [call for call in dependency.calls() if call[1] in names]
-    seen.moves = [move for move in moves.read(ledger, since=seen.released) if move.tenant.startswith("t")]
+    seen.moves = [move for move in lane_log.read(ledger, since=seen.released) if move.tenant.startswith("t")]
     seen.served = served(ledger)
     mine = "flow = 'orphan' AND tenant_id <> 'warm'"
     seen.ends = _counted(ledger, f"SELECT status, count(*) FROM safepoint.runs WHERE {mine} GROUP BY 1")
