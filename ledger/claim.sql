@@ -4,7 +4,7 @@
 CREATE FUNCTION safepoint.claim_v1(
     p_run uuid, p_generation integer, p_path text, p_step text, p_iteration integer, p_lane text,
     p_node text, p_token uuid, p_pid integer, p_pid_start bigint, p_timeout double precision,
-    p_seen integer, p_era text, p_settle jsonb DEFAULT NULL
+    p_seen integer, p_era text, p_settle jsonb DEFAULT NULL, p_in_place boolean DEFAULT false
 ) RETURNS TABLE (
     answer text, reason text, kind text, epoch integer, attempt integer, recoveries integer, tokens_so_far bigint,
     input bytea, input_encoding text, input_hash bytea, pending_error jsonb, outcome jsonb, outcome_data bytea, outcome_encoding text,
@@ -61,7 +61,9 @@ BEGIN
     ELSIF s.shared_deaths >= 2 AND EXISTS (SELECT FROM steps x WHERE x.owner = p_node AND x.status = 'running') THEN no := 'alone';
     END IF;
     IF no IS NULL AND NOT again AND s.uses IS NOT NULL THEN
-        no := breaker_refusal_v1(s, p_token, p_lane, p_timeout, instant);
+        -- In place budgets are locked already, which come last: there nothing probes, and what may not go through is left to a claim of its own.
+        no := CASE WHEN NOT p_in_place THEN breaker_refusal_v1(s, p_token, p_lane, p_timeout, instant)
+                   WHEN EXISTS (SELECT FROM breakers b WHERE b.name = s.uses AND b.state <> 'closed') THEN 'breaker' END;
     END IF;
     -- G7: budgets come last in the order of locks. Where nothing is left the claim is given, so that its flow hears of it.
     IF no IS NULL AND r.budget_id IS NOT NULL AND s.kind IN ('step', 'effect', 'compensation') THEN

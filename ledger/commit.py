@@ -19,9 +19,9 @@ from psycopg.types.json import Jsonb
 
 from .connect import Connection
 from .key import Key
-from .steps import Settled
+from .steps import Claimed, Claimer, NotYours, Settled, claimed_of
 
-__all__ = ["Answer", "Ending", "Next", "Result", "commit", "retry"]
+__all__ = ["Answer", "Ending", "GoOn", "Next", "Result", "commit", "retry"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,29 @@ class Next:
 
 
 @dataclass(frozen=True, slots=True)
+class GoOn:
+    """The claim of the step that follows, asked for in the commit (P31): the fields of `steps.claim`, and the age of
+    the Celery task in seconds, by which the lane judges whether it may go on.
+    """
+
+    key: Key
+    lane: str
+    claimer: Claimer
+    token: UUID
+    timeout: float
+    era: str
+    age: float
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as `go_on_v1` reads it."""
+        return {
+            "path": self.key.path, "step": self.key.step_id, "iteration": self.key.iteration, "lane": self.lane,
+            "token": str(self.token), "pid": self.claimer.pid, "pid_start": self.claimer.pid_start,
+            "timeout": self.timeout, "era": self.era, "age": self.age,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """What the ledger says: `committed`, `already` (an earlier answer was lost), `stale` (advance again), `lost`
     (the fence has fallen).
@@ -77,12 +100,14 @@ class Answer:
     late: bool = False
     run_status: str = ""
     rows: tuple[Next, ...] = field(default=())
+    claimed: Claimed | NotYours | None = None  # what became of `GoOn`
 
 
 _COMMIT = (
     "SELECT * FROM safepoint.commit_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,"
     " %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
 )
+_GO_ON = _COMMIT.replace("commit_v1(", "go_on_v1(%s, ")
 
 
 def commit(  # noqa: PLR0913  # one transaction's parts, each by name
@@ -103,8 +128,9 @@ def commit(  # noqa: PLR0913  # one transaction's parts, each by name
     grace: float = 1.0,
     settle: Sequence[Settled] = (),
     effect: dict[str, Any] | None = None,
+    go_on: GoOn | None = None,
 ) -> Answer:
-    """Store a step's outcome and what follows from it.
+    """Store a step's outcome and what follows from it, and claim the step that follows if that is asked for.
 
     Args:
         connection: an autocommit connection.
@@ -114,8 +140,7 @@ def commit(  # noqa: PLR0913  # one transaction's parts, each by name
         node: who commits.
         result: the outcome.
         advanced_from: the state version the flow was advanced from; None when it was not advanced.
-        joins: the gather that the step is a bare member of, when another member is believed open, so that
-            nothing was advanced.
+        joins: the gather of which another member is believed open, so that nothing was advanced.
         asked: what the flow waits for next, as `insert_steps_v1` reads it.
         ending: how the flow ended, if it did.
         hold: why the run stops here for a person: code, text, next.
@@ -123,10 +148,11 @@ def commit(  # noqa: PLR0913  # one transaction's parts, each by name
         artifacts: what the results refer to.
         grace: seconds that the committer has to publish the new rows itself (P17).
         settle: rows published before.
-        effect: what is known of the effect besides: why, external_id, the lookup's answer.
+        effect: what is known of it besides: why, external_id, the lookup's answer.
+        go_on: the claim of the step that follows (P31).
     """
     row = connection.execute(
-        _COMMIT,
+        _COMMIT if go_on is None else _GO_ON,
         (
             *(run_id, key.generation, key.path, key.step_id, key.iteration, token, advanced_from, joins),
             *(result.status, result.data, result.encoding),
@@ -135,13 +161,26 @@ def commit(  # noqa: PLR0913  # one transaction's parts, each by name
             *(_json(hold), _json(list(notes) or None), _json(list(artifacts) or None), grace, node),
             _json([row.facts() for row in settle] or None),
             _json(effect),
+            *(() if go_on is None else (_json(go_on.facts()),)),
         ),
         binary=False,
     ).fetchone()
     if row is None:
         return Answer("lost")
+    return _answer(row, key) if go_on is None else _both(row, run_id, key, go_on)
+
+
+def _both(row: tuple[Any, ...], run_id: UUID, key: Key, go_on: GoOn) -> Answer:
+    committed, *claim = row
+    facts = (committed[name] for name in ("answer", "state_version", "late", "rows", "status"))
+    claimed = claimed_of(run_id, go_on.key, go_on.token, tuple(claim)) if claim[0] == "claimed" else NotYours(claim[1])
+    return _answer(tuple(facts), key, claimed)
+
+
+def _answer(row: tuple[Any, ...], key: Key, claimed: Claimed | NotYours | None = None) -> Answer:
     verdict, version, late, rows, status = row
-    return Answer(verdict, version, bool(late), status or "", tuple(_next(item, key.generation) for item in rows or ()))
+    following = tuple(_next(item, key.generation) for item in rows or ())
+    return Answer(verdict, version or 0, bool(late), status or "", following, claimed)
 
 
 def _ending(ending: Ending | None) -> tuple[Any, ...]:

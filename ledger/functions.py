@@ -11,7 +11,20 @@ __all__ = ["CHANGED", "PARTS", "replace"]
 
 # Each file once; `core` is revision 0001's.
 PARTS: Final = (
-    *("clock", "runs", "effects", "enqueue", "claim", "commit", "insert", "settle", "compensate", "waits", "decide"),
+    *(
+        "clock",
+        "runs",
+        "effects",
+        "enqueue",
+        "claim",
+        "commit",
+        "inline",
+        "insert",
+        "settle",
+        "compensate",
+        "waits",
+        "decide",
+    ),
     *("nodes", "breakers", "lanes", "dispatch", "admission", "control", "scan", "once", "budget"),
 )
 # Functions whose arguments or answers have changed since some release cannot be replaced; the others keep what they

@@ -30,6 +30,7 @@ __all__ = [
     "Record",
     "Settled",
     "claim",
+    "claimed_of",
     "lose",
     "release",
 ]
@@ -186,10 +187,11 @@ def claim(  # noqa: PLR0913  # one claim's parts, each by name
     ).fetchone()
     if row is None or row[0] != "claimed":
         return NotYours(reason="stale: no answer" if row is None else row[1])
-    return _claimed(run_id, key, token, row)
+    return claimed_of(run_id, key, token, row)
 
 
-def _claimed(run_id: UUID, key: Key, token: UUID, row: tuple[Any, ...]) -> Claimed:
+def claimed_of(run_id: UUID, key: Key, token: UUID, row: tuple[Any, ...]) -> Claimed:
+    """Return the claim that a row of `claim_v1` tells of."""
     (
         _,
         _,

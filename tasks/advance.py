@@ -18,6 +18,7 @@ from ..ledger import effects, history
 from ..ledger.commit import Answer, Ending, Next, Result
 from ..ledger.connect import Connection
 from ..ledger.errors import ConfigError, ValueNotSealed
+from ..ledger.steps import Claimed
 from .histories import Histories, record_of, run_info
 from .loan import Loan
 from .outcome import FlowError
@@ -91,9 +92,11 @@ class Advance:
         self._histories.feed(turn.replay, [self._tentative(turn, result, seq=state_version + 1)])
         flow_notes = [{"type": "note", "data": dict(note)} for note in driver.take_notes()]
         ending, asked, artifacts = self._stored(turn)
+        goes_on = turn.onward is not None and connection is None and driver.outcome is None
         return self._send(
             turn,
             result,
+            go_on=turn.onward.claim(turn, asked) if turn.onward is not None and goes_on else None,
             connection=connection,
             advanced_from=state_version,
             ending=ending,
@@ -127,9 +130,11 @@ class Advance:
         """Keep the driver if the ledger has stored just what it was fed; only now, for until the ledger has answered
         the advance may be repeated, and that closes it.
         """
-        replay = turn.replay
-        if answer.verdict == "committed" and answer.state_version == replay.seen and replay.driver.outcome is None:
-            self._histories.keep(turn.run_id, replay)
+        replay, turn.follows = turn.replay, answer.claimed
+        agrees = answer.verdict == "committed" and answer.state_version == replay.seen
+        if agrees and replay.driver.outcome is None:
+            if not isinstance(answer.claimed, Claimed):  # else the next turn has it
+                self._histories.keep(turn.run_id, replay)
         else:
             replay.driver.close()
 

@@ -30,7 +30,9 @@ _MARK = struct.Struct("=dd")  # last claim (s since the epoch, the ledger's cloc
 # Calls of one dependency that one slot has made: ok, failed, throttled, and until when (monotonic s) the other side
 # wants to be left alone. Native sizes: each number is written at once, so a reader sees the old one or the new one.
 _CALLS = struct.Struct("@qqqd")
-_SLOT = struct.Struct("=16sqqd")  # claim token, pid, the process's start time, since when (monotonic s)
+# claim token, the token of the claim that is asked for with its commit, pid, the process's start time, since when
+# (monotonic s)
+_SLOT = struct.Struct("=16s16sqqd")
 _EMPTY = b"\0" * 16
 _LANES = 64
 
@@ -174,13 +176,25 @@ class Board:
         """Say that this process lives in a slot, so that its death is noticed; keeps what a dead predecessor was
         executing.
         """
-        if self._read(slot).token is None:
+        if self._first(slot).token is None:
             self._write(slot, _EMPTY, os.getpid(), process_start(os.getpid()))
         self._ring()
 
     def _ring(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.write(self._hello_writer, b"!")
+
+    def expect(self, slot: int, token: UUID) -> None:
+        """Name a second claim, which is asked for in the commit of the first: whichever of them the ledger has, a beat
+        names it (P31).
+        """
+        found = self._first(slot)
+        self._write(slot, found.token.bytes if found.token else _EMPTY, found.pid, found.pid_start, also=token.bytes)
+
+    def go_on(self, slot: int, token: UUID) -> None:
+        """Name this claim alone from now on."""
+        found = self._first(slot)
+        self._write(slot, token.bytes, found.pid, found.pid_start)
 
     def executing(self, slot: int, token: UUID) -> contextlib.AbstractContextManager[None]:
         """Name a claim for as long as the block runs; before it is sent, since its answer may be lost (P4)."""
@@ -209,13 +223,13 @@ class Board:
 
     def clear(self, slot: int, *, pid: int) -> None:
         """Empty the slot of a dead process, unless another one lives there already."""
-        if self._read(slot).pid == pid:
+        if self._first(slot).pid == pid:
             self._write(slot, _EMPTY, 0, 0)
             self.free(slot)
 
     def read(self) -> list[Executing]:
-        """Return every slot with a process."""
-        return [found for found in map(self._read, range(self.slots)) if found.pid]
+        """Return every slot with a process, once for each claim that it names."""
+        return [found for slot in range(self.slots) for found in self._read(slot) if found.pid]
 
     def active(self) -> list[UUID]:
         """Return the tokens that a beat names."""
@@ -227,9 +241,15 @@ class Board:
             while os.read(self.hello_reader, 4096):
                 pass
 
-    def _read(self, slot: int) -> Executing:
-        token, pid, started, since = _SLOT.unpack_from(self._memory, self._slots_at + slot * _SLOT.size)
-        return Executing(slot, pid, started, UUID(bytes=token) if token != _EMPTY else None, since)
+    def _first(self, slot: int) -> Executing:
+        return self._read(slot)[0]
 
-    def _write(self, slot: int, token: bytes, pid: int, started: int) -> None:
-        _SLOT.pack_into(self._memory, self._slots_at + slot * _SLOT.size, token, pid, started, time.monotonic())
+    def _read(self, slot: int) -> list[Executing]:
+        token, also, pid, started, since = _SLOT.unpack_from(self._memory, self._slots_at + slot * _SLOT.size)
+        named = [UUID(bytes=one) for one in (token, also) if one != _EMPTY]
+        tokens: list[UUID | None] = [*named] or [None]
+        return [Executing(slot, pid, started, one, since) for one in tokens]
+
+    def _write(self, slot: int, token: bytes, pid: int, started: int, *, also: bytes = _EMPTY) -> None:
+        at = self._slots_at + slot * _SLOT.size
+        _SLOT.pack_into(self._memory, at, token, also, pid, started, time.monotonic())

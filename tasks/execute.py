@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from decimal import Decimal
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
@@ -20,7 +19,6 @@ from ..config.crash import crash_point
 from ..config.settings import Settings
 from ..ledger import commit as commits
 from ..ledger import steps
-from ..ledger.codec import JSON, digest
 from ..ledger.commit import Next, Result
 from ..ledger.connect import Connection
 from ..ledger.errors import (
@@ -28,17 +26,18 @@ from ..ledger.errors import (
     BudgetExceeded,
     DeadlineExceeded,
     StepTimeout,
-    ValueNotOpened,
     describe,
 )
 from ..ledger.key import Key
-from ..ledger.steps import Claimed, NotYours, Outcome, Settled
+from ..ledger.steps import Claimed, NotYours, Settled
 from .advance import Advance
+from .announce import Silence
 from .attempt import Job, Raised, Returned
 from .dependency import Dependencies
 from .ending import diverged
 from .histories import Histories, Replay, record_of, run_info
 from .loan import Loan, Shutdown
+from .onward import Onward
 from .outcome import Diverged, FlowError
 from .performance import Performance
 from .purse import budget_hold
@@ -51,6 +50,7 @@ from .settle import COMPENSATION, Settler
 from .signals import masked
 from .step import Step
 from .turn import Turn
+from .waited import waited
 from .wire import Publisher
 
 __all__ = ["Executor"]
@@ -80,6 +80,7 @@ class Executor:
         node_id: str,
     ) -> None:
         self.settings = settings
+        self.events = Silence()  # where steps in place are announced
         self.loan = loan
         self._histories = histories
         self._performance = performance
@@ -99,22 +100,48 @@ class Executor:
         )
 
     def execute(self, run: str, step: str, lane: str) -> None:
-        """Execute the step that a message hints at, if the ledger says that it is ours to execute."""
+        """Execute the step that a message hints at, if the ledger says that it is ours to execute; and then, where its
+        lane allows it, the steps that follow.
+        """
         crash_point("claim.before", step)
         run_id, key, token = UUID(run), Key.from_wire(step), uuid4()
+        onward = Onward(self.settings, self.loan, self._registry, lane)
         turn: Turn | None = None
+        rows: Sequence[Next] = ()
+        last = step
+        self.loan.executing = key
         with self.loan.slot(token):
             try:
                 turn = self._claim(run_id, key, lane=lane, token=token)
-                if turn is None:
-                    return
-                crash_point("claim.after", step)
-                rows = self._work(turn)
+                while turn is not None:
+                    key, token, last = turn.key, turn.claimed.token, turn.key.wire
+                    self.loan.executing = key
+                    crash_point("claim.after", last)
+                    with self.events.of(turn, lane=lane, in_place=onward.steps > 0):
+                        turn.onward = onward
+                        rows = self._work(turn)
+                    turn, rows = self._go_on(turn, rows)
+                    onward.steps += 1
             except ArtifactStoreUnavailable as error:
-                log.warning("artifacts.away", run=run, step=step, error=str(error)[:200])
+                log.warning("artifacts.away", run=run, step=key.wire, error=str(error)[:200])
                 self._release((run_id, key, token), why="artifacts", delay=STORE_PAUSE, turn=turn)
                 return
-        self._publish(run_id, rows, after=step)
+            finally:
+                self.events.flush()
+        self._publish(run_id, rows, after=last)
+
+    def _go_on(self, turn: Turn, rows: Sequence[Next]) -> tuple[Turn | None, Sequence[Next]]:
+        """Return the turn that was claimed with this one's commit, or the rows that are to be published (P31)."""
+        claimed = turn.follows
+        if not isinstance(claimed, Claimed):
+            if claimed is not None:
+                log.debug("step.not_in_place", run=str(turn.run_id), step=turn.key.wire, reason=claimed.reason)
+            return None, rows
+        self.loan.go_on(claimed.token)
+        # What was fed to the flow stands in the ledger: unless the answer was lost, the driver is as far as the claim.
+        replay = turn.kept if claimed.seen >= 0 else None
+        step = self._registry.steps.get(claimed.key.step_id)
+        return self._turn(claimed, replay, began=time.monotonic(), declared=step), ()
 
     # Claim.
 
@@ -242,7 +269,7 @@ class Executor:
 
     def _work(self, turn: Turn) -> Sequence[Next]:
         if turn.claimed.kind not in EXECUTED:
-            return self._advance.commit(turn, self._waited(turn))
+            return self._advance.commit(turn, waited(turn, self._performance))
         if turn.step is None:
             self._replayed_again(turn)
             self._release((turn.run_id, turn.key, turn.claimed.token), why="version")
@@ -338,30 +365,6 @@ class Executor:
             text = f"{verdict.text}; the last one ended with {told['type']}: {told['message']}"
             told = {**describe(DeadlineExceeded(text)), "attempts": turn.claimed.attempt, "cause": told}
         return self._advance.commit(turn, Result("failed", turn.now(), error=told, tokens=turn.tokens, usd=turn.usd))
-
-    def _waited(self, turn: Turn) -> Result:
-        """The outcome of a step that executes nothing: what decided its wait."""
-        outcome = turn.claimed.outcome
-        if outcome is None:
-            return Result("succeeded", turn.now())
-        if turn.claimed.kind == "approval":
-            return self._decided(turn, outcome)
-        if outcome.status != "succeeded":
-            return Result("failed", turn.now(), error=outcome.error or {"type": "Error", "message": outcome.status})
-        return Result("succeeded", turn.now(), outcome.data, outcome.encoding)
-
-    def _decided(self, turn: Turn, outcome: Outcome) -> Result:
-        """The decision on an approval: as a person has made it and nothing else, or that nobody has in time (P28)."""
-        if outcome.status == "expired":
-            expired = self._performance.expired()
-            return Result("succeeded", turn.now(), expired.data, expired.encoding, expired.digest)
-        made = bytes.fromhex(outcome.covers) if outcome.covers else None
-        with suppress(ValueNotOpened):  # there is no codec here: the flow's own code is held with the error
-            load = self._performance.loader(turn.claimed.run["tenant"])
-            if made is not None and digest(load(outcome.data or b"", outcome.encoding or JSON)) != made:
-                text = "the stored decision is not the one that was made: its digest is another"
-                return Result("failed", turn.now(), error={"type": "DecisionChanged", "message": text})
-        return Result("succeeded", turn.now(), outcome.data, outcome.encoding, made)
 
     def _replayed_again(self, turn: Turn) -> None:
         """Keep the driver: it has been fed nothing that is not committed."""

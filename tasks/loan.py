@@ -21,6 +21,7 @@ import structlog
 
 from ..config.settings import Settings
 from ..ledger.connect import Connection, connect, is_outage
+from ..ledger.key import Key
 from ..ledger.steps import Claimed, Claimer, Settled
 from ..recovery.breaker import Outcome
 from .board import Board, process_start
@@ -42,6 +43,7 @@ class _Mine(threading.local):
     pid: int = 0
     published: list[Settled] | None = None
     slot: int = 0
+    executing: Key | None = None
 
 
 class Loan:
@@ -73,6 +75,27 @@ class Loan:
                 yield
             finally:
                 self.board.free(slot)
+
+    @property
+    def executing(self) -> Key | None:
+        """What this thread executes, or has last."""
+        return self._mine.executing
+
+    @executing.setter
+    def executing(self, key: Key) -> None:
+        self._mine.executing = key
+
+    def expect(self, token: UUID) -> None:
+        """Name the claim that is asked for with the commit of the one under way."""
+        self.board.expect(self._mine.slot, token)
+
+    def go_on(self, token: UUID) -> None:
+        """Name this claim alone."""
+        self.board.go_on(self._mine.slot, token)
+
+    def may_start(self) -> bool:
+        """Whether something new may start here now: nobody drains, beats come, and no step wants the node alone."""
+        return not self.board.draining and not self._must_wait()
 
     def reserve(self) -> bool:
         """Ask, until the slot is given back, that nothing else starts on this node (P23); whether that is granted."""

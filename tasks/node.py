@@ -297,17 +297,14 @@ class Heartbeat:
             self._stop.wait(BACKOFF)
 
     def _child_ended(self, pid: int, slot: int) -> None:
-        found = next((one for one in self.board.read() if one.slot == slot and one.pid == pid), None)
+        held = [one for one in self.board.read() if one.slot == slot and one.pid == pid and one.token is not None]
         evidence = self.deaths.evidence(pid)
-        if found is None:
-            return
         self.board.clear(slot, pid=pid)
-        if found.token is None:
-            return
-        if self._drain_until is not None:  # P22: Celery ends its children as well
-            self._give_back(found, steps.Cause.RELEASED, deadly=False, evidence=evidence)
-        else:
-            self._give_back(found, steps.Cause.CHILD, deadly=True, evidence=evidence)
+        for found in held:
+            if self._drain_until is not None:  # P22: Celery ends its children as well
+                self._give_back(found, steps.Cause.RELEASED, deadly=False, evidence=evidence)
+            else:
+                self._give_back(found, steps.Cause.CHILD, deadly=True, evidence=evidence)
 
     def _give_back(self, found: Executing, cause: steps.Cause, *, deadly: bool, evidence: dict[str, Any]) -> None:
         """Report a claim whose process has ended; if the ledger does not answer now, the scan finds it (P4)."""

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
     from ..ledger.effects import Effect
     from ..ledger.key import Key
-    from ..ledger.steps import Claimed
+    from ..ledger.steps import Claimed, NotYours
     from .effect import Effect as Declared
     from .histories import Replay
+    from .onward import Onward
     from .performance import Performed
     from .step import Step
 
@@ -33,6 +34,8 @@ class Turn:
     notes: list[dict[str, Any]] = field(default_factory=list)
     artifacts: list[dict[str, Any]] = field(default_factory=list)
     said: dict[str, Any] | None = None  # what its commit says of the effect besides its outcome
+    onward: Onward | None = None  # the task's right to go on in place
+    follows: Claimed | NotYours | None = None  # what was claimed with the commit
     # What this claim has spent: to be charged by whatever ends it, and charged already with its parts.
     tokens: int = 0
     usd: Decimal = Decimal(0)

@@ -37,6 +37,7 @@ from ..ledger.nodes import Node
 from ..recovery import outcomes
 from ..recovery.scan import recovery_lane, scan
 from . import registry as declared
+from .announce import Announcer
 from .app import App, make_app, worker_argv
 from .board import Board
 from .execute import Executor
@@ -93,7 +94,8 @@ class Worker:
             raise Reject("the worker ends", requeue=True) from None
         except Exception as error:  # a defect of ours, or rows that cannot be: the step goes on elsewhere, or is held
             log.exception("execute.error", run=run, step=step)
-            self._give_up(UUID(run), Key.from_wire(step), error)
+            # in place it may be another step than the message's
+            self._give_up(UUID(run), self._executor.loan.executing or Key.from_wire(step), error)
 
     def _give_up(self, run_id: UUID, key: Key, error: BaseException) -> None:
         """Hand back a claim whose execution broke in our own code, as a death that counts: it must not go round for
@@ -193,6 +195,7 @@ class Worker:
             registry=declared.registry,
             node_id=self.node_id,
         )
+        self._executor.events = Announcer(self.app, hostname=instance.hostname)
         self._board = board
         with self._connect("lanes") as connection:
             ledger_lanes.apply(connection, self.settings.lanes, window=self.settings.relay.window, only_missing=True)

@@ -104,6 +104,8 @@ class Fleet:
             "RECORD": str(self.record),
             "GATES": str(self.gates),
             "PYTHONPATH": path,
+            # The whole suite may be run under other lanes, as with SAFEPOINT_LANES__ONLINE__INLINE_SLICE=5.
+            **{name: value for name, value in os.environ.items() if name.startswith("SAFEPOINT_LANES__")},
             **self.env,
             **extra,
         }
