@@ -102,6 +102,21 @@ async def forked(n: int) -> int:
     return await conclude(found)
 
 
+@step(lane="front")
+def link(x: int) -> int:
+    begin()
+    return x + 1
+
+
+@flow
+async def strung(n: int) -> int:
+    """A string of steps in the victim's lane, which may go on with them in place."""
+    x = 0
+    for _ in range(n):
+        x = await link(x)
+    return x
+
+
 @flow
 async def brief(n: int) -> int:
     """Two steps of the ordinary lane."""
