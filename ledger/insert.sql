@@ -1,7 +1,7 @@
 -- P16, P27: inserts what the flow asks for next. A wait looks into the mailbox here, under the run's lock. A step that the committer will
 -- publish is due after the grace (P17). Answers the rows as they stand: {key, status, due, queued, ...}; who commits publishes what is not queued: steps of
 -- a lane without limits, and of a wide gather no more than its first ones, or a run with a thousand branches would stand before everybody else's step.
--- What is queued the relay admits; it is told so, for there the word is as seldom as the lane is slow, or the gather wide.
+-- What is queued the relay admits; it is told so (P17: not for each, and for no step that goes straight out).
 CREATE FUNCTION safepoint.insert_steps_v1(
     p_run uuid, p_generation integer, p_tenant text, p_next jsonb, p_grace double precision, p_parked boolean, p_cleanup boolean,
     p_now timestamptz, r safepoint.runs
@@ -37,7 +37,11 @@ BEGIN
     )
     SELECT jsonb_agg(jsonb_build_object('path', path, 'step', step_id, 'iteration', iteration, 'kind', kind, 'name', name, 'lane', lane, 'status', status,
                'queued', queued > 0, 'due', nullif(due_at, 'infinity'), 'attempt', attempt, 'epoch', epoch, 'key', key_v1(path, step_id, iteration))) INTO answer FROM written;
-    IF answer @? '$[*] ? (@.queued == true)' THEN PERFORM pg_notify('safepoint_relay', ''); END IF;
+    -- Where others wait already the relay comes by itself, as soon as the lane has room.
+    IF EXISTS (SELECT FROM jsonb_array_elements(answer) AS e(a) WHERE (a->>'queued')::boolean AND (SELECT true FROM steps o WHERE o.status = 'ready'
+        AND o.queued > 0 AND o.due_at < 'infinity' AND o.lane = a->>'lane' AND o.run_id <> p_run ORDER BY o.lane, o.tenant_id LIMIT 1) IS NULL) THEN
+        PERFORM pg_notify('safepoint_relay', '');
+    END IF;
     PERFORM schedule_effect_v1(p_run, p_generation, p_tenant, v->>'path', v->>'step', (v->>'iteration')::integer, v->>'name', decode(v->>'hash', 'hex'),
         coalesce(decode(v->>'request', 'base64'), 'null'), coalesce(v->>'encoding', 'json'), v->'effect', NULL, p_now)
        FROM jsonb_array_elements(p_next) AS e(v) WHERE v->>'kind' = 'effect';
