@@ -23,6 +23,7 @@ class BreakerPolicy(BaseModel):
     ratio: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.5  # failed and throttled calls, of all
     window: Seconds = 60.0  # seconds that are looked at
     min_volume: Count = 10  # calls in the window; fewer tell nothing
+    in_a_row: Count = 20  # failed calls without a good one between them, over all processes, that open it at once
     probes: Count = 3  # calls that are let through half-open, and that must succeed
     open_for: Seconds = 15.0  # seconds until the first probe; doubled each time that the probes fail
     max_open: Seconds = 300.0  # seconds between probes at most

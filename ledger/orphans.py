@@ -12,7 +12,7 @@ from uuid import UUID
 from .connect import Connection
 from .key import Key
 
-__all__ = ["Chores", "Executing", "Orphan", "Round", "chores", "claims_of", "executing", "look"]
+__all__ = ["Chores", "Executing", "Orphan", "Round", "chores", "claims_of", "executing", "look", "still_scanning"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,11 @@ def look(connection: Connection, *, by: str, interval: float, lease: float, limi
         frozen=bool(rows and rows[0][1]),
         orphans=tuple(Orphan(row[2], Key(*row[3:7]), *row[7:]) for row in rows if row[2] is not None),
     )
+
+
+def still_scanning(connection: Connection, *, by: str) -> None:
+    """Say that the scan goes on, so that nobody begins another one beside it."""
+    connection.execute("UPDATE safepoint.identity SET last_scan_at = safepoint.now() WHERE last_scan_by = %s", (by,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,7 @@ class Breaker:
     closed_at: float = -math.inf
     good: int = 0  # probes that have succeeded since it is half open
     buckets: tuple[Bucket, ...] = ()
+    streak: int = 0  # calls that have failed since one has not
     why: str = ""
 
     def seen(self) -> Tally:
@@ -114,8 +115,13 @@ def judge(breaker: Breaker, tally: Tally, *, policy: BreakerPolicy, now: float, 
     """Count outcomes of ordinary calls. Those that come when it is not closed belong to calls that began before."""
     if breaker.state is not State.CLOSED or not tally.volume:
         return breaker
-    counted = replace(breaker, buckets=_counted(breaker.buckets, tally, window=policy.window, now=now))
+    # Of a tally that has both, nobody knows which came last.
+    streak = 0 if tally.ok else breaker.streak + tally.bad
+    counted = replace(breaker, buckets=_counted(breaker.buckets, tally, window=policy.window, now=now), streak=streak)
     seen = counted.seen()
+    if streak >= policy.in_a_row:  # what was well for a whole window until now need not fail for half of one
+        why = f"{streak} calls in a row failed"
+        return _opened(counted, policy=policy, now=now, jitter=jitter, leave_for=tally.leave_for, why=why)
     if seen.volume < policy.min_volume or seen.bad < policy.ratio * seen.volume:
         return counted
     throttled = f", {seen.throttled} of them throttled" if seen.throttled else ""

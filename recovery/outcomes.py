@@ -141,6 +141,7 @@ def _breaker(row: breakers.Row) -> Breaker:
         closed_at=_number(detail.get("closed_at"), none=-math.inf),
         good=detail.get("good", 0),
         buckets=buckets,
+        streak=detail.get("streak", 0),
         why=detail.get("why", ""),
     )
 
@@ -152,6 +153,7 @@ def _row(name: str, breaker: Breaker) -> breakers.Row:
         "closed_at": _finite(breaker.closed_at),
         "good": breaker.good,
         "buckets": [[bucket.start, *list(asdict(bucket.tally).values())[:3]] for bucket in breaker.buckets],
+        "streak": breaker.streak,
         "why": breaker.why,
     }
     return breakers.Row(name, breaker.state.value, breaker.opened_at, breaker.probe_at, detail)

@@ -26,6 +26,8 @@ __all__ = ["RECOVERY", "Sweep", "recovery_lane", "scan"]
 
 log = structlog.get_logger("safepoint.scan")
 RECOVERY = "recovery"
+BATCH = 1000  # orphans of one round
+BREATH = 50  # orphans after which a scan says that it goes on
 CONTENDED = frozenset({"lost", "poison"})
 GONE = frozenset({"node", "lease"})  # causes that are about the whole worker
 
@@ -42,6 +44,7 @@ class Sweep:
     unsettled: int = 0
     due: int = 0
     poison: int = 0
+    is_full: bool = False  # there were as many orphans as one round takes: there may be more
 
     def as_json(self) -> dict[str, int]:
         """Return the counts that `safepoint sweep --json` prints."""
@@ -58,7 +61,13 @@ def recovery_lane(settings: Settings, fallback: str = "online") -> str:
 
 
 def scan(
-    connection: Connection, settings: Settings, *, by: str, wait: threading.Event | None = None, force: bool = False
+    connection: Connection,
+    settings: Settings,
+    *,
+    by: str,
+    wait: threading.Event | None = None,
+    force: bool = False,
+    limit: int = BATCH,
 ) -> Sweep:
     """Run one round.
 
@@ -68,18 +77,19 @@ def scan(
         by: who scans, for the ledger's note.
         wait: what a suspicion is slept on, so that a stopping process is not held up.
         force: scan even when another one has just been (a person asked).
+        limit: how many orphans are looked at in this round.
     """
     sweep = Sweep()
     interval = 0.0 if force else settings.scan.interval
-    found = orphans.look(connection, by=by, interval=interval, lease=settings.worker.lease)
-    sweep.ran = found.ran
+    found = orphans.look(connection, by=by, interval=interval, lease=settings.worker.lease, limit=limit)
+    sweep.ran, sweep.is_full = found.ran, len(found.orphans) >= limit
     if not found.ran and not force:
         return sweep
-    suspicions = _take(connection, settings, found, sweep, known=frozenset())
+    suspicions = _take(connection, settings, found, sweep, known=frozenset(), by=by)
     if suspicions:
         (wait or threading.Event()).wait(settings.scan.confirm)  # P21: a missing lock counts when it is still missing
-        again = orphans.look(connection, by=by, interval=0.0, lease=settings.worker.lease)
-        _take(connection, settings, again, sweep, known=suspicions)
+        again = orphans.look(connection, by=by, interval=0.0, lease=settings.worker.lease, limit=limit)
+        _take(connection, settings, again, sweep, known=suspicions, by=by)
     done = orphans.chores(connection, limit=settings.relay.batch, cancel_grace=settings.scan.cancel_grace)
     sweep.due = done.fired + done.ended + done.revived + done.delivered
     if done.revived:  # P10: no rule of the protocol leaves a run without an open step
@@ -89,10 +99,12 @@ def scan(
 
 
 def _take(
-    connection: Connection, settings: Settings, found: orphans.Round, sweep: Sweep, *, known: frozenset[object]
+    connection: Connection, settings: Settings, found: orphans.Round, sweep: Sweep, *, known: frozenset[object], by: str
 ) -> frozenset[object]:
     suspicions = set()
-    for orphan in found.orphans:
+    for number, orphan in enumerate(found.orphans, 1):
+        if number % BREATH == 0:
+            orphans.still_scanning(connection, by=by)
         verdict = judge(_facts(orphan, frozen=found.frozen), confirmed=orphan.token in known)
         match verdict.finding:
             case Finding.CONFIRM:

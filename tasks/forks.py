@@ -21,10 +21,13 @@ class _Gate:
     def __init__(self) -> None:
         self._idle = threading.Condition(threading.Lock())
         self._working = 0
+        self._forks = False
 
     def begin(self) -> None:
-        """Be at work."""
+        """Be at work; not before a fork that waits has happened, or it might wait for ever."""
         with self._idle:
+            while self._forks:
+                self._idle.wait()
             self._working += 1
 
     def end(self) -> None:
@@ -36,11 +39,14 @@ class _Gate:
     def shut(self) -> None:
         """Wait until nobody works, and let nobody begin."""
         self._idle.acquire()
+        self._forks = True
         while self._working:
             self._idle.wait()
 
     def open(self) -> None:
         """Let threads begin again; in a child there are none."""
+        self._forks = False
+        self._idle.notify_all()
         self._idle.release()
 
 
@@ -51,7 +57,7 @@ os.register_at_fork(before=_GATE.shut, after_in_parent=_GATE.open, after_in_chil
 
 @contextlib.contextmanager
 def at_work() -> Iterator[None]:
-    """Keep this process from being forked as long as the block runs."""
+    """Keep this process from being forked as long as the block runs, which must have no such block in it."""
     _GATE.begin()
     try:
         yield

@@ -32,6 +32,7 @@ __all__ = ["Pass", "Relay", "message", "redispatch_after"]
 log = structlog.get_logger("safepoint.relay")
 GRACE = 5.0  # seconds: a relay that dies between dispatch and settle costs this
 LONGEST_WAIT = 3600.0
+FEW = 50  # orphans that a relay looks at between two rounds
 SOON, CROWDED = 0.02, 0.1  # seconds before the next round: after one that sent something, and after one that could not
 NAMED = frozenset({"step", "effect", "compensation"})  # a compensation goes by its effect, whose time limit it has
 
@@ -74,6 +75,7 @@ class Relay:
         self._listener: Connection | None = None
         self._stop = threading.Event()
         self._scanned = 0.0
+        self._goes_on = False  # its last scan has left orphans for the next one
 
     def once(self) -> Pass:
         """Decide the waits that are due, then publish, batch by batch, until nothing is left that the lanes admit."""
@@ -142,6 +144,8 @@ class Relay:
             self._stop.wait(min(1.0, self.settings.relay.poll))  # the broker is away: its rows come due by themselves
             return
         listener = self._listening()
+        if self._goes_on:
+            return
         due = outbox.next_due(self._connected())
         # Rows that are due and were not sent wait for their lane's room, which claims and the clock make.
         soonest = SOON if done.published else CROWDED
@@ -154,12 +158,14 @@ class Relay:
     def _scan_if_late(self) -> None:
         """Scan when the beat's scan has not come: any relay is good for that."""
         interval = self.settings.scan.interval
-        if time.monotonic() - self._scanned < interval * 3:
+        if not self._goes_on and time.monotonic() - self._scanned < interval * 3:
             return
         self._scanned = time.monotonic()
         # `orphans_v1` refuses a scan that follows another within its interval, so this costs a statement
-        # when beat is alive.
-        found = scan(self._connected(), self._late(), by=self.name, wait=self._stop)
+        # when beat is alive. A few orphans at a time: what is due must not wait until thousands are found.
+        settings = self.settings if self._goes_on else self._late()
+        found = scan(self._connected(), settings, by=self.name, wait=self._stop, force=self._goes_on, limit=FEW)
+        self._goes_on = found.ran and found.is_full
         if found.ran:
             log.info("relay.scanned", **found.as_json())
 
