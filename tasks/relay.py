@@ -105,7 +105,8 @@ class Relay:
         sent = [row for row, error in zip(rows, outcomes, strict=True) if error is None]
         for row, error in zip(rows, outcomes, strict=True):
             if error is not None:
-                done.failed += 1
+                # A lane that another process has brought, and this one does not know: no reason to let others wait.
+                done.failed += not isinstance(error, LookupError)
                 log.warning(
                     "publish.failed", run=str(row.run_id), step=row.key.wire, lane=row.lane, error=str(error)[:200]
                 )

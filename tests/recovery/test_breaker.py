@@ -64,6 +64,15 @@ def test_enough_of_enough_calls_open_it(tally: Tally, state: State) -> None:
     assert fed(Breaker(), tally).state is state
 
 
+def test_calls_that_fail_in_a_row_open_what_has_been_well_for_the_whole_window() -> None:
+    well = fed(Breaker(), Tally(ok=1000))
+
+    assert fed(well, Tally(failed=12), Tally(throttled=7)).state is State.CLOSED
+    assert fed(well, Tally(failed=12), Tally(ok=1, failed=5), Tally(failed=15)).state is State.CLOSED
+    opened = fed(well, Tally(failed=12), Tally(throttled=8))
+    assert (opened.state, opened.why) == (State.OPEN, "20 calls in a row failed")
+
+
 def test_it_says_what_has_opened_it() -> None:
     assert fed(Breaker(), Tally(ok=1, failed=8, throttled=3)).why == (
         "11 of 12 calls failed within 60 s, 3 of them throttled"

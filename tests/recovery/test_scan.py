@@ -68,6 +68,41 @@ def lost(verbs: Verbs, runs: list[UUID]) -> int:
 # What it does.
 
 
+def test_p23_who_died_in_a_crowd_did_not_die_alone_however_few_a_scan_looks_at(
+    verbs: Verbs, clock: Clock, settings: Settings
+) -> None:
+    """A node that went with three steps; scans that take two at a time meet the third one by itself."""
+    runs = [verbs.begun(ask("a#1")) for _ in range(3)]
+    tokens = [verbs.claimed(run, A, timeout=1e6).token for run in runs]
+    verbs.node("node-2", lease=1e6)
+    verbs.beat(*tokens)
+    pass_time(verbs, clock, settings, LEASE)
+
+    sweeps = [swept(verbs, settings, limit=2) for _ in range(2)]
+
+    assert [(one.expired, one.is_full) for one in sweeps] == [(2, True), (1, False)]
+    assert [verbs.step(run, A)["deaths"] for run in runs] == [0, 0, 0]
+
+
+def test_a_long_scan_says_that_it_goes_on(
+    verbs: Verbs, clock: Clock, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("safepoint.recovery.scan.BREATH", 1)
+    orphaned(verbs, 2)
+    pass_time(verbs, clock, settings, LEASE)
+    told: list[object] = []
+
+    def slow(*arguments: object, **more: object) -> str:
+        told.append(verbs.value("SELECT last_scan_at = safepoint.now() FROM safepoint.identity"))
+        clock.forward(100)  # another scan would be due by now
+        return lose(*arguments, **more)  # type: ignore[arg-type]  # as it was called
+
+    monkeypatch.setattr("safepoint.recovery.scan.steps.lose", slow)
+    swept(verbs, settings)
+
+    assert told == [True, True]
+
+
 def test_a_scan_gives_the_steps_of_a_dead_node_to_the_recovery_lane(
     verbs: Verbs, clock: Clock, settings: Settings
 ) -> None:

@@ -33,11 +33,15 @@ class Belt:
     sent: list[Message] = field(default_factory=list)
     queue: deque[Message] = field(default_factory=deque)
     broken: Callable[[Message], bool] = lambda _: False
+    unknown: set[str] = field(default_factory=set)  # lanes that it has no queue for
 
     def publish(self, messages: Sequence[Message]) -> list[Exception | None]:
         """Take messages, as the publisher does."""
         outcomes: list[Exception | None] = []
         for message in messages:
+            if message.lane in self.unknown:
+                outcomes.append(LookupError(f"no lane {message.lane!r}"))
+                continue
             if self.broken(message):
                 outcomes.append(ConnectionError("the broker is away"))
                 continue

@@ -209,6 +209,46 @@ def test_a_relay_scans_when_no_scan_has_come(
     assert verbs.step(run, A)["lane"] == "recovery"
 
 
+def test_a_lane_that_a_relay_does_not_know_holds_up_no_other(
+    crowd: Crowd, crowd_clock: Clock, relays: MakeRelay
+) -> None:
+    verbs = crowd()
+    verbs.connection.execute("INSERT INTO safepoint.lanes (name) VALUES ('abroad')")
+    verbs.node("node-3", lanes=("abroad",))
+    verbs.begun(ask("a#1", lane="abroad"))
+    run = verbs.begun(ask("b#1"))
+    crowd_clock.forward(2)
+    relay, belt = relays()
+    belt.unknown = {"abroad"}
+
+    done = relay.once()
+
+    assert (done.published, done.failed) == (1, 0)
+    assert [message.run for message in belt.sent] == [str(run)]
+
+
+def test_a_relay_takes_orphans_a_few_at_a_time_until_there_are_none(
+    crowd: Crowd, crowd_clock: Clock, relays: MakeRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is due must not wait until thousands of them are found."""
+    monkeypatch.setattr("safepoint.tasks.relay.FEW", 2)
+    verbs = crowd()
+    runs = [verbs.begun(ask("a#1")) for _ in range(5)]
+    for run in runs:
+        verbs.claimed(run, A, timeout=1e6)
+    verbs.node("node-2", lease=1e6)
+    for _ in range(int(LEASE)):
+        crowd_clock.forward(1)
+        verbs.beat(node="node-2")
+    relay, taken = relays()[0], []
+
+    for _ in range(4):
+        relay._scan_if_late()
+        taken.append(sum(verbs.step(run, A)["lane"] == "recovery" for run in runs))
+
+    assert taken == [2, 4, 5, 5]
+
+
 def test_the_loop_is_woken_by_an_enqueue_and_ends_when_it_is_told(
     crowd: Crowd, relays: MakeRelay, eventually: Callable[..., None]
 ) -> None:
