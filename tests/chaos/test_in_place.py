@@ -27,7 +27,7 @@ def crew(request: pytest.FixtureRequest, new_fleet: Callable[..., Fleet]) -> Ite
     crew.fleet.close()
 
 
-@pytest.mark.parametrize(("pool", "target"), [("prefork", "child"), ("prefork", "worker"), ("threads", "worker")])
+@pytest.mark.parametrize(("pool", "target"), [("prefork", "child"), ("threads", "worker")])
 @pytest.mark.parametrize("point", POINTS)
 def test_p31_a_run_survives_a_death_over_a_step_in_place(crew: Crew, point: str, pool: str, target: str) -> None:
     fleet, once = crew.fleet, crew.once()

@@ -17,7 +17,7 @@ from ledger_admission import Admission
 from ledger_clock import Clock
 from safepoint.ledger.connect import Connection, connect
 
-EXAMPLES = max(1, int(os.environ.get("SAFEPOINT_MACHINE_EXAMPLES", "100")) // 6)
+EXAMPLES = max(1, int(os.environ.get("SAFEPOINT_MACHINE_EXAMPLES", "100")) // 12)
 
 
 @pytest.fixture
