@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 from prepared import FIRST, Ledger, step
-from safepoint.ledger import control
+from safepoint.ledger import control, outbox
 from safepoint.ledger.steps import Cause, Loss, lose
 
 Run = Callable[..., Any]
@@ -127,6 +127,7 @@ def test_a_poison_step_is_shown_with_what_killed_its_workers(ledger: Ledger, run
     made = ledger.started(step(FIRST))
     seen = {"pid": 7, "signal": "SIGKILL", "resident": 1900 << 20, "allowed": 2 << 30, "out_of_memory": "likely"}
     for number in range(2):
+        outbox.dispatch(ledger.connection, limit=10, grace=5.0, redispatch_after=10.0)  # a limited lane admits
         ledger.claim(made, FIRST, "recovery" if number else "online")
         loss = Loss(made, FIRST, ledger.tokens[FIRST], Cause.CHILD, deadly=True, pid=1, pid_start=1, evidence=seen)
         lose(ledger.connection, loss, lane="recovery", max_deaths=1)
