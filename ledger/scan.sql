@@ -39,18 +39,17 @@ BEGIN
         WITH suspects AS MATERIALIZED (
             SELECT n.node_id, n.lease_until <= instant AS lease_over, n.stopped_at IS NOT NULL AS stopped,
                    n.lock_key IS NOT NULL AND n.server_started = pg_postmaster_start_time() AND NOT has_lock_v1(n.lock_key) AS lock_missing,
-                   n.previous_beat_at, n.active || n.previous_active AS named, cardinality(n.active) AS named_last
+                   n.previous_beat_at, n.active || n.previous_active AS named
               FROM nodes n WHERE n.node_id IN (SELECT DISTINCT s.owner FROM steps s WHERE s.status = 'running')
         )
         SELECT true, i.takeover_after > instant, s.run_id, s.generation, s.path, s.step_id, s.iteration, s.claim_token, s.owner,
                coalesce(n.lease_over, true), coalesce(n.lock_missing, false), coalesce(n.stopped, true), s.expires_at <= instant,
                coalesce(s.claimed_at < n.previous_beat_at AND NOT s.claim_token = ANY (n.named), false),
-               -- P23: also what the last beat named and an earlier scan has taken, or the last one of many would seem to have died alone.
-               greatest((count(*) OVER (PARTITION BY s.owner))::integer, coalesce(n.named_last, 0)) - 1
+               (count(*) OVER (PARTITION BY s.owner))::integer - 1
           FROM steps s LEFT JOIN suspects n ON n.node_id = s.owner
          WHERE s.status = 'running' AND (n.node_id IS NULL OR n.lease_over OR n.stopped OR n.lock_missing OR s.expires_at <= instant
                OR s.claimed_at < n.previous_beat_at AND NOT s.claim_token = ANY (n.named))
-         ORDER BY s.run_id LIMIT p_limit;
+         ORDER BY s.owner, s.run_id LIMIT p_limit;
     IF NOT FOUND THEN RETURN NEXT; END IF;
 END $$;
 

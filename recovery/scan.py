@@ -9,7 +9,7 @@ publishes and never runs user code: it writes verdicts and rows that the relay s
 from __future__ import annotations
 
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import structlog
@@ -81,14 +81,16 @@ def scan(
     """
     sweep = Sweep()
     interval = 0.0 if force else settings.scan.interval
-    found = orphans.look(connection, by=by, interval=interval, lease=settings.worker.lease, limit=limit)
-    sweep.ran, sweep.is_full = found.ran, len(found.orphans) >= limit
+    found = orphans.look(connection, by=by, interval=interval, lease=settings.worker.lease, limit=limit + 1)
+    sweep.ran, sweep.is_full = found.ran, len(found.orphans) > limit
+    found = _part(found, limit)
     if not found.ran and not force:
         return sweep
     suspicions = _take(connection, settings, found, sweep, known=frozenset(), by=by)
     if suspicions:
         (wait or threading.Event()).wait(settings.scan.confirm)  # P21: a missing lock counts when it is still missing
-        again = orphans.look(connection, by=by, interval=0.0, lease=settings.worker.lease, limit=limit)
+        again = orphans.look(connection, by=by, interval=0.0, lease=settings.worker.lease, limit=limit + 1)
+        again = _part(again, limit)
         _take(connection, settings, again, sweep, known=suspicions, by=by)
     done = orphans.chores(connection, limit=settings.relay.batch, cancel_grace=settings.scan.cancel_grace)
     sweep.due = done.fired + done.ended + done.revived + done.delivered
@@ -96,6 +98,11 @@ def scan(
         log.error("run.stalled", runs=done.revived)
     sweep.undelivered, sweep.unsettled = done.undelivered, done.unsettled
     return sweep
+
+
+def _part(found: orphans.Round, limit: int) -> orphans.Round:
+    """Leave two at least where something is left: the last one of many must not seem to have died alone (P23)."""
+    return found if len(found.orphans) <= limit else replace(found, orphans=found.orphans[: max(1, limit - 1)])
 
 
 def _take(
