@@ -1,7 +1,7 @@
-"""Measurements, as ratios in one run: `python bench [intake] [takeover] [growth] [admission] [storm] [storm-outage]`.
+"""Measurements, as ratios in one run: `python bench [NAME ...]`; the names are those of `PARTS`.
 
 `QUICK=1` for less of it. No speed is asserted: a machine is as fast as it is. Each part starts its own servers and
-ends them. What the last three show: docs/measuring.md.
+ends them. What admission and storm show: docs/measuring.md.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import admission
 import growth
 import intake
+import retention
 import storm
 import takeover
 
@@ -20,6 +21,7 @@ PARTS = {
     "intake": intake.main,
     "takeover": takeover.main,
     "growth": growth.main,
+    "retention": retention.main,
     "admission": admission.main,
     "storm": storm.main,
     "storm-outage": storm.outage,

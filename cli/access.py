@@ -6,7 +6,7 @@ import getpass
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import typer
@@ -98,10 +98,18 @@ def run_id(text: str, connection: Reader) -> UUID:
         raise typer.BadParameter(f"{text!r} is no run id; safepoint runs lists them", param_hint="RUN")
     found = find_runs(connection, hexadecimal)
     if not found:
-        raise UnknownRunError(run=text)
+        raise _pruned(connection, hexadecimal) or UnknownRunError(run=text)
     if len(found) > 1:
         raise typer.BadParameter(f"{text} is the beginning of several runs: type more of it", param_hint="RUN")
     return found[0]
+
+
+def _pruned(connection: Reader, beginning: str) -> SafepointError | None:
+    from ..ledger import tombstones  # noqa: PLC0415  # as above
+
+    driver: Any = connection.connection.driver_connection
+    low, high = (UUID((beginning + 32 * filler)[:32]) for filler in "0f")
+    return tombstones.of_beginning(driver, low, high)
 
 
 def who(given: str | None) -> str:

@@ -142,16 +142,17 @@ def _payload(text: str) -> bytes:
 
 def _send(connection: Connection, id_: UUID, name: str, data: bytes, *, sender: str, key: str | None) -> str:
     from ..ledger import control  # noqa: PLC0415  # as above
+    from ..ledger.artifacts import named  # noqa: PLC0415
     from ..ledger.key import checked_name  # noqa: PLC0415
 
     try:
         checked_name(name, what="signal")
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="NAME") from None
-    dedupe = key
     return control.mail(
-        connection, id_, kind="signal", name=name, data=data, encoding="json", sender=sender, dedupe=dedupe
-    )
+        connection, id_, kind="signal", name=name, data=data, encoding="json", sender=sender, dedupe=key,
+        artifacts=named(data),
+    )  # fmt: skip
 
 
 def sweep(*, as_json: Json = False) -> None:

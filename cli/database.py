@@ -1,4 +1,4 @@
-"""Verbs of the ledger's database: `db upgrade`, `db current`."""
+"""Verbs of the ledger's database: `db upgrade`, `db current`; `db prune` is in `prune`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import typer
 from .access import ledger
 from .console import document, say
 from .options import Json
+from .prune import prune
 
 __all__ = ["app"]
 
 app = typer.Typer(help="The ledger's database.", no_args_is_help=True)
+app.command()(prune)
 
 
 @app.command()

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
@@ -26,7 +29,7 @@ from .codec import ARTIFACT, JSON, Encoded
 from .errors import ArtifactCorrupt, ArtifactMissing, ArtifactStoreUnavailable
 from .seal import Seal
 
-__all__ = ["Store", "TenantStore", "externalize", "internalize"]
+__all__ = ["FRESH", "Discarded", "Store", "TenantStore", "externalize", "internalize", "named"]
 
 # A blob older than this is written again instead of being relied on, so that what collects garbage by age cannot take
 # it between the look and the commit that refers to it.
@@ -36,6 +39,18 @@ CHUNK: Final = 1 << 20
 PLAIN: Final = Seal()
 # A put of these is atomic by itself; elsewhere a temporary name is moved to its place.
 ATOMIC: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "memory"})
+
+
+# An Artifact as JSON, in any document; a text that only looks like one keeps a blob too long, which harms nobody.
+_NAMED: Final = re.compile(rb'"sha256"\s*:\s*"([0-9a-f]{64})"')
+
+
+class Discarded(StrEnum):
+    """What became of a blob that was to be removed."""
+
+    GONE = "gone"  # it is not there any more
+    USED = "used"  # a commit has referred to it again
+    YOUNG = "young"  # somebody has written it, and may be about to refer to it
 
 
 class Store:
@@ -112,6 +127,35 @@ class Store:
             raise ArtifactCorrupt(sha256=sha256, size=len(data))
         return data
 
+    def discard(self, tenant: str, sha256: str, *, older_than: float, is_used: Callable[[], bool]) -> Discarded:
+        """Remove a blob whose row is gone, unless it was written within `older_than` seconds, or is in use again.
+
+        Who puts the same content relies only on a blob younger than `FRESH` and commits long before `older_than` is
+        over, so whether it is in use is asked after its age: a commit that relied on an old blob is seen then.
+
+        Raises:
+            ArtifactStoreUnavailable: the store does not answer; trying again later is right.
+        """
+        with self._answering(sha256):
+            path = self.path(tenant, sha256)
+            if self._is_local:
+                return _discard_locally(Path(path), older_than=older_than, is_used=is_used)
+            try:
+                age = _age(self._files.modified(path))
+            except FileNotFoundError:
+                return Discarded.GONE
+            # A store that tells no age: what it has may have been written a moment ago.
+            except (NotImplementedError, KeyError, TypeError):
+                return Discarded.YOUNG
+            if age < older_than:
+                return Discarded.YOUNG
+            if is_used():
+                return Discarded.USED
+            # An object store has no removal on a condition: what is written within this one request is lost.
+            with suppress(FileNotFoundError):
+                self._files.rm_file(path)
+            return Discarded.GONE
+
     def _is_there(self, path: str, size: int) -> bool:
         try:
             found = self._files.info(path)
@@ -120,9 +164,7 @@ class Store:
         if found.get("size") != size:
             return False
         with suppress(NotImplementedError, KeyError, TypeError):
-            written: datetime = self._files.modified(path)
-            aware = written if written.tzinfo else written.replace(tzinfo=UTC)
-            return (datetime.now(UTC) - aware).total_seconds() < FRESH
+            return _age(self._files.modified(path)) < FRESH
         return True
 
     def _write(self, path: str, stream: IO[bytes], *, media_type: str) -> None:
@@ -184,6 +226,46 @@ def internalize(data: bytes, encoding: str, *, tenant: str, store: Store, seal: 
         reference = orjson.loads(data)
         data, encoding = store.read(tenant, reference["sha256"], size=reference["size"]), reference["encoding"]
     return seal.open(data, encoding, tenant)
+
+
+def _age(written: datetime) -> float:
+    aware = written if written.tzinfo else written.replace(tzinfo=UTC)
+    return (datetime.now(UTC) - aware).total_seconds()
+
+
+def _discard_locally(path: Path, *, older_than: float, is_used: Callable[[], bool]) -> Discarded:
+    """Remove a file; under another name first, so that one that is written anew in this moment is told by its age.
+
+    Who dies in between leaves that name, which the next call finds.
+    """
+    aside = path.with_name(f".{path.name}.discarded")
+    oldest = time.time() - older_than
+    with suppress(FileNotFoundError):
+        if path.stat().st_mtime > oldest:
+            return Discarded.YOUNG
+    if is_used():
+        _put_back(aside, path)
+        return Discarded.USED
+    with suppress(FileNotFoundError):
+        path.rename(aside)
+    with suppress(FileNotFoundError):
+        if aside.stat().st_mtime > oldest:
+            _put_back(aside, path)
+            return Discarded.YOUNG
+        aside.unlink()
+    return Discarded.GONE
+
+
+def _put_back(aside: Path, path: Path) -> None:
+    with suppress(FileNotFoundError):
+        with suppress(FileExistsError):  # written anew: the same content
+            os.link(aside, path)
+        aside.unlink()
+
+
+def named(document: bytes) -> tuple[str, ...]:
+    """Return the digests of the artifacts that a JSON document refers to."""
+    return tuple(dict.fromkeys(found.decode() for found in _NAMED.findall(document)))
 
 
 def _protocols(files: Any) -> frozenset[str]:

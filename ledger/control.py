@@ -4,6 +4,7 @@ lock.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, LiteralString
 from uuid import UUID
 
@@ -51,6 +52,7 @@ def mail(  # noqa: PLR0913  # one mail's parts, each by name
     dedupe: str | None = None,
     status: str = "succeeded",
     error: dict[str, Any] | None = None,
+    artifacts: Sequence[str] = (),
 ) -> str:
     """Bring a signal to a run: `delivered` to a wait, `stored` for one to come, `decided` (an approval that has been),
     `duplicate`, `final` or `unknown`.
@@ -66,7 +68,10 @@ def mail(  # noqa: PLR0913  # one mail's parts, each by name
         dedupe: a key under which the same mail is taken once.
         status: the outcome that it brings.
         error: the outcome's error.
+        artifacts: digests of what the payload refers to, which the run keeps from now on.
     """
+    if artifacts:  # before the mail: a run that is not told of them keeps them in vain, and no longer than itself
+        connection.execute("SELECT safepoint.hand_artifacts_v1(%s, %s)", (run_id, list(artifacts)))
     values = (run_id, kind, name, data, encoding, sender, dedupe, status, None if error is None else Jsonb(error))
     return _one(connection, "SELECT safepoint.mail_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s)", values)
 

@@ -14,6 +14,7 @@ from typing import Final
 
 import orjson
 
+from .artifacts import named
 from .codec import JSON, Encoded, input_hash
 from .connect import Connection
 from .diagnosis import Diagnosis
@@ -66,13 +67,15 @@ class Request:
     versions: Mapping[str, str] | None = None
     terms: Mapping[str, object] = field(default_factory=dict)
     hash: bytes | None = None  # None: the ledger makes it of the document
+    artifacts: Sequence[str] = ()  # what a sealed input refers to: the ledger reads only open ones
 
     def sealed(self, seal: Seal) -> Request:
         """Return the request with its input closed, under the hash that the ledger would have made of it."""
         if not seal.is_configured:
             return self
         own = input_hash(self.input.data) if self._has_nul else hashed(self.input.data)
-        return replace(self, input=seal.close(self.input, str(self.terms["tenant"])), hash=own)
+        closed = seal.close(self.input, str(self.terms["tenant"]))
+        return replace(self, input=closed, hash=own, artifacts=named(self.input.data))
 
     @property
     def _has_nul(self) -> bool:
@@ -88,6 +91,8 @@ class Request:
             "versions": self.versions,
             **self.terms,
         }
+        if self.artifacts:
+            facts["artifacts"] = list(self.artifacts)
         if self.input.encoding == JSON and not self._has_nul:
             # No hash: the ledger makes it of the document, so that SQL and Python mean the same input.
             return {**facts, "input": orjson.Fragment(self.input.data)}

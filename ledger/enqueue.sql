@@ -5,13 +5,14 @@
 CREATE TYPE safepoint.enqueue_request_v1 AS (
     n integer, run_id uuid, flow text, version text, versions jsonb, input json, input_base64 text, hash text, encoding text, tenant text, key text,
     deadline timestamptz, deadline_in double precision, start_at timestamptz, start_in double precision, budget jsonb, priority integer, tags jsonb,
-    conversation text
+    conversation text, artifacts text[]
 );
 
 -- A run as it is inserted.
 CREATE TYPE safepoint.new_run_v1 AS (
     n integer, run_id uuid, tenant text, flow text, version text, versions jsonb, input bytea, encoding text, hash bytea, key text,
-    deadline timestamptz, start_at timestamptz, budget jsonb, priority integer, tags jsonb, conversation text, parent uuid, parent_key text
+    deadline timestamptz, start_at timestamptz, budget jsonb, priority integer, tags jsonb, conversation text, parent uuid, parent_key text,
+    artifacts text[]
 );
 
 -- The text that a JSON document is hashed by. PostgreSQL has ordered the keys of a jsonb and decoded its strings already; what is left is
@@ -118,7 +119,8 @@ BEGIN
                 CASE WHEN document ~ '\.[0-9]*0([^0-9]|$)' THEN canonical_v1(document::jsonb) ELSE document END, 'UTF8'))),
             asked.key, coalesce(asked.deadline, instant + make_interval(secs => asked.deadline_in)),
             coalesce(asked.start_at, instant + make_interval(secs => asked.start_in)), coalesce(asked.budget, '{}'), coalesce(asked.priority, 0),
-            coalesce(asked.tags, '{}'), asked.conversation, NULL, NULL)::new_run_v1;
+            coalesce(asked.tags, '{}'), asked.conversation, NULL, NULL,
+            asked.artifacts)::new_run_v1;
     END LOOP;
     -- P17: one wake-up for the transaction; PostgreSQL folds equal notifications.
     PERFORM pg_notify('safepoint_relay', '');
@@ -145,7 +147,8 @@ BEGIN
         SELECT x.n, coalesce(k.run_id, x.run_id), CASE
                    WHEN k.flow <> x.flow OR k.input_hash <> x.hash
                        THEN CASE WHEN cardinality(rows) > 1 THEN refuse_v1('conflict', x.key, k.run_id) ELSE 'conflict' END
-                   WHEN (SELECT (r.tenant_id, r.flow) <> (x.tenant, x.flow) FROM runs r WHERE r.run_id = x.run_id)
+                   WHEN EXISTS (SELECT FROM (SELECT r.run_id, r.tenant_id, r.flow FROM runs r UNION ALL SELECT p.run_id, p.tenant_id, p.flow FROM pruned_runs p) o
+                                 WHERE o.run_id = x.run_id AND (o.tenant_id, o.flow) <> (x.tenant, x.flow))
                        THEN CASE WHEN cardinality(rows) > 1 THEN refuse_v1('taken', x.run_id::text, x.run_id) ELSE 'taken' END
                    ELSE 'accepted' END, x.key
           -- OFFSET 0 keeps this a look-up by the key's index for each row; flattened, the planner would hash the whole table.
@@ -179,19 +182,29 @@ CREATE FUNCTION safepoint.create_runs_v1(p_rows safepoint.new_run_v1[], instant 
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
     made integer;
+    gone uuid[];
 BEGIN
     INSERT INTO runs (run_id, tenant_id, conversation_id, flow, priority, deadline, start_at, input, input_encoding, input_hash, budget,
                       workflow_version, prompt_version, tool_schema_version, model_policy_version, index_version, versions, tags,
-                      parent_run_id, parent_key, budget_id, created_at, updated_at, event_seq)
+                      parent_run_id, parent_key, artifacts, budget_id, created_at, updated_at, event_seq)
         SELECT x.run_id, x.tenant, x.conversation, x.flow, x.priority, x.deadline, x.start_at, x.input, x.encoding, x.hash, x.budget,
                x.version, x.versions->>'prompt', x.versions->>'tool_schema', x.versions->>'model_policy', x.versions->>'index',
                x.versions, x.tags, x.parent, x.parent_key,
+               CASE WHEN x.artifacts IS NOT NULL OR x.encoding = 'json' AND position('"sha256"'::bytea IN x.input) > 0
+                    THEN named_artifacts_v1(x.tenant, x.input, x.encoding, x.artifacts) ELSE '[]' END,
                -- A child spends from its parent's budget, whose row is locked.
                CASE WHEN x.parent IS NOT NULL THEN (SELECT p.budget_id FROM runs p WHERE p.run_id = x.parent)
                     WHEN jsonb_strip_nulls(x.budget) <> '{}' THEN x.run_id END, instant, instant, 1
           FROM unnest(p_rows) AS x
         ON CONFLICT DO NOTHING;
     GET DIAGNOSTICS made = ROW_COUNT;
+    -- P40: an id whose run was pruned makes no second one; looked at after the insert, which has waited for a prune under way. OFFSET 0 as above.
+    gone := ARRAY(SELECT x.run_id FROM unnest(p_rows) AS x WHERE EXISTS (SELECT FROM pruned_runs p WHERE p.run_id = x.run_id OFFSET 0));
+    IF gone <> '{}' THEN
+        DELETE FROM runs WHERE run_id = ANY (gone);
+        made := made - cardinality(gone);
+        p_rows := ARRAY(SELECT x FROM unnest(p_rows) AS x WHERE NOT x.run_id = ANY (gone));
+    END IF;
     INSERT INTO budgets (budget_id, tenant_id, tokens, usd, retries, created_at)
         SELECT x.run_id, x.tenant, (x.budget->>'tokens')::bigint, (x.budget->>'usd')::numeric, (x.budget->>'retries')::integer, instant
           FROM unnest(p_rows) AS x JOIN runs r ON r.run_id = x.run_id
@@ -221,7 +234,7 @@ CREATE FUNCTION safepoint.create_run_v1(
 SET search_path = safepoint, pg_temp AS $$
 BEGIN
     PERFORM create_runs_v1(ARRAY[ROW(0, p_id, p_tenant, p_flow, p_version, coalesce(p_versions, '{}'), p_input, p_encoding, p_hash, NULL,
-        p_deadline, p_start_at, coalesce(p_budget, '{}'), p_priority, coalesce(p_tags, '{}'), p_conversation, p_parent, p_parent_key
+        p_deadline, p_start_at, coalesce(p_budget, '{}'), p_priority, coalesce(p_tags, '{}'), p_conversation, p_parent, p_parent_key, NULL
         )::new_run_v1], safepoint.now());
     RETURN p_id;
 END $$;

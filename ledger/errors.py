@@ -16,52 +16,15 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 __all__ = [
-    "ArgumentsMismatch",
-    "ArtifactCorrupt",
-    "ArtifactMissing",
-    "ArtifactStoreUnavailable",
-    "BadArguments",
-    "BrokerUnavailable",
-    "BudgetExceeded",
-    "Cancelled",
-    "ConfigError",
-    "DeadlineExceeded",
-    "Diverged",
-    "DuplicateName",
-    "ForeignAwait",
-    "IdempotencyConflict",
-    "LeaseLost",
-    "LedgerUnavailable",
-    "NaiveDatetime",
-    "NotAwaited",
-    "NotInFlow",
-    "NotInStep",
-    "Permanent",
-    "Problem",
-    "Refused",
-    "RetryAfter",
-    "RunCancelled",
-    "RunFailed",
-    "RunHeld",
-    "SafepointError",
-    "SchemaTooNew",
-    "SchemaTooOld",
-    "StepFailed",
-    "StepTimeout",
-    "UnknownEffect",
-    "UnknownFlow",
-    "UnknownRun",
-    "UnknownStep",
-    "UnresolvedAnnotation",
-    "ValueNotDecodable",
-    "ValueNotEncodable",
-    "ValueNotOpened",
-    "ValueNotSealed",
-    "ValueTooLarge",
-    "WaitTimedOut",
-    "WrongDatabase",
-    "describe",
-]
+    "ArgumentsMismatch", "ArtifactCorrupt", "ArtifactMissing", "ArtifactStoreUnavailable", "BadArguments",
+    "BrokerUnavailable", "BudgetExceeded", "Cancelled", "ConfigError", "DeadlineExceeded", "Diverged",
+    "DuplicateName", "ForeignAwait", "IdempotencyConflict", "LeaseLost", "LedgerUnavailable", "NaiveDatetime",
+    "NotAwaited", "NotInFlow", "NotInStep", "Permanent", "Problem", "Refused", "RetryAfter", "RunCancelled",
+    "RunFailed", "RunHeld", "RunPruned", "SafepointError", "SchemaTooNew", "SchemaTooOld", "StepFailed",
+    "StepTimeout", "UnknownEffect", "UnknownFlow", "UnknownRun", "UnknownStep", "UnresolvedAnnotation",
+    "ValueNotDecodable", "ValueNotEncodable", "ValueNotOpened", "ValueNotSealed", "ValueTooLarge",
+    "WaitTimedOut", "WrongDatabase", "describe",
+]  # fmt: skip
 
 
 class Permanent(SafepointError):
@@ -265,6 +228,15 @@ class UnknownRun(SafepointError):
     """There is no run {run_id}."""
 
     run_id: str
+
+
+class RunPruned(UnknownRun):
+    """Run {run_id} ({flow}, {status} on {finished_at:%Y-%m-%d}) was pruned on {pruned_at:%Y-%m-%d %H:%M} UTC."""
+
+    flow: str
+    status: str
+    finished_at: datetime
+    pruned_at: datetime
 
 
 class UnknownStep(SafepointError):

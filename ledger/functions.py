@@ -25,7 +25,7 @@ PARTS: Final = (
         "waits",
         "decide",
     ),
-    *("nodes", "breakers", "lanes", "dispatch", "admission", "control", "scan", "once", "budget"),
+    *("nodes", "breakers", "lanes", "dispatch", "admission", "control", "scan", "once", "budget", "prune"),
 )
 # Functions whose arguments or answers have changed since some release cannot be replaced; the others keep what they
 # were granted to.

@@ -38,12 +38,14 @@ from .policy_schema import (
     lane_tenants,
     lanes,
 )  # fmt: skip
+from .retention_schema import artifact_garbage, artifact_uses, artifacts, pruned_effects, pruned_runs
 from .states import EffectStatus, RunStatus, StepStatus
 
 __all__ = [
-    "METADATA", "artifacts", "breaker_events", "breaker_probes", "breakers", "budgets", "compatible",
-    "effect_history", "effects", "events", "flows", "idempotency_keys", "identity", "lane_events", "lane_overrides",
-    "lane_tenants", "lanes", "mailbox", "nodes", "once", "outbox_messages", "runs", "steps",
+    "METADATA", "artifact_garbage", "artifact_uses", "artifacts", "breaker_events", "breaker_probes",
+    "breakers", "budgets", "compatible", "effect_history", "effects", "events", "flows", "idempotency_keys",
+    "identity", "lane_events", "lane_overrides", "lane_tenants", "lanes", "mailbox", "nodes", "once",
+    "outbox_messages", "pruned_effects", "pruned_runs", "runs", "steps",
 ]  # fmt: skip
 
 KINDS: Final = (
@@ -104,11 +106,12 @@ Index("runs_live", runs.c.created_at, postgresql_where=text("finished_at IS NULL
 Index("runs_deadline", runs.c.deadline, postgresql_where=text("finished_at IS NULL AND deadline IS NOT NULL"))
 Index("runs_cancelling", runs.c.cancel_at, postgresql_where=text("finished_at IS NULL AND cancel_at IS NOT NULL"))
 Index("runs_children", runs.c.parent_run_id, postgresql_where=text("parent_run_id IS NOT NULL"))
+Index("runs_finished", runs.c.finished_at, runs.c.run_id, postgresql_where=text("finished_at IS NOT NULL"))
 Index("runs_budget", runs.c.budget_id, postgresql_where=text("budget_id IS NOT NULL"))
 
 budgets = Table(
     "budgets", METADATA,
-    Column("budget_id", Uuid, reference("runs.run_id"), primary_key=True), must("tenant_id", Text),
+    Column("budget_id", Uuid, primary_key=True), must("tenant_id", Text),
     may("tokens", BigInteger), may("usd", Numeric), may("retries", Integer),
     must("spent_tokens", BigInteger, 0), must("spent_usd", Numeric, 0), must("spent_retries", Integer, 0),
     must("reserved_tokens", BigInteger, 0), must("reserved_usd", Numeric, 0),
@@ -275,6 +278,8 @@ outbox_messages = Table(
     one_of("outbox_kind", ("child_end", "child_cancel", "webhook"), "kind"),
 )  # fmt: skip
 Index("outbox_messages_due", outbox_messages.c.due_at)
+Index("outbox_messages_run", outbox_messages.c.run_id)
+Index("outbox_messages_target", outbox_messages.c.target, postgresql_where=text("target IS NOT NULL"))
 
 nodes = Table(
     "nodes", METADATA,
@@ -296,13 +301,6 @@ flows = Table(
     must("name", Text), must("version", Text), must("tenant_id", Text, "''"), must("versions", JSONB, "'{}'"),
     must("registered_at", INSTANT),
     PrimaryKeyConstraint("name", "version"),
-)  # fmt: skip
-
-artifacts = Table(
-    "artifacts", METADATA,
-    must("tenant_id", Text), must("sha256", LargeBinary), must("size", BigInteger), must("media_type", Text),
-    must("created_at", INSTANT), must("touched_at", INSTANT),
-    PrimaryKeyConstraint("tenant_id", "sha256"),
 )  # fmt: skip
 
 idempotency_keys = Table(

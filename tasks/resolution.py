@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 from uuid import UUID
 
-from ..ledger import people
+from ..ledger import people, tombstones
 from ..ledger.codec import Codec, Encoded
 from ..ledger.connect import Connection
 from ..ledger.effect_views import SHORTEST, find_effects, read_effect
@@ -60,6 +60,7 @@ def find_key(connection: Connection, key: str) -> bytes:
 
     Raises:
         UnknownEffect: none has it.
+        RunPruned: its run was pruned, with what the effect came to.
         ValueError: it is no key, too short, or several have it.
     """
     digits = key.strip().removesuffix("…").lower()
@@ -67,7 +68,7 @@ def find_key(connection: Connection, key: str) -> bytes:
         raise ValueError(f"{key!r} is no effect's key. Accepted: {SHORTEST} to 64 hexadecimal digits of its beginning")
     found = find_effects(connection, digits, limit=3)
     if not found:
-        raise UnknownEffect(key=key)
+        raise tombstones.of_effect(connection, digits) or UnknownEffect(key=key)
     if len(found) > 1:
         listed = ", ".join(one.hex()[: len(digits) + 8] for one in found)
         raise ValueError(f"{key} is the beginning of several keys ({listed}, ...): give more of it")

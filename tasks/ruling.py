@@ -11,10 +11,10 @@ from dataclasses import dataclass, is_dataclass
 from typing import Any, Final, Protocol, TypeVar
 from uuid import UUID, uuid4
 
-from ..ledger import people, progress
+from ..ledger import people, progress, tombstones
 from ..ledger.codec import Codec, Encoded
 from ..ledger.connect import Connection
-from ..ledger.errors import Refused, UnknownRun, ValueTooLarge
+from ..ledger.errors import Refused, ValueTooLarge
 from ..ledger.people import Question
 from ..ledger.seal import Seal
 from .decision import Decision
@@ -72,7 +72,7 @@ def rule(ask: Asker, run_id: UUID, name: str, ruling: Ruling, *, seal: Seal) -> 
     """Decide what a run asks under a name or a step key.
 
     Raises:
-        UnknownRun: there is no such run.
+        UnknownRun: there is no such run (`RunPruned`: any more).
         Refused: it is not asked, or decided, or expired, or something else is asked; the text says what.
     """
     outcome = "approved" if ruling.approved else "denied"
@@ -82,7 +82,7 @@ def rule(ask: Asker, run_id: UUID, name: str, ruling: Ruling, *, seal: Seal) -> 
     def decide(connection: Connection) -> tuple[people.Decided, Question | None]:
         run = progress.read(connection, run_id, whole=False)
         if run is None:
-            raise UnknownRun(run_id=str(run_id))
+            raise tombstones.missing(connection, run_id)
         fitting = [one for one in people.asked(connection, run_id) if one.answers_to(name, digest=ruling.digest)]
         seen = fitting[0] if len(fitting) == 1 else None
         document = None

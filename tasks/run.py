@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 from uuid import UUID, uuid4
 
-from ..ledger import control, events, progress
-from ..ledger.artifacts import TenantStore, internalize
+from ..ledger import control, events, progress, tombstones
+from ..ledger.artifacts import TenantStore, internalize, named
 from ..ledger.codec import JSON, Codec, Encoded
 from ..ledger.effect_views import list_effects
 from ..ledger.errors import (
@@ -22,7 +22,6 @@ from ..ledger.errors import (
     RunCancelled,
     RunFailed,
     RunHeld,
-    UnknownRun,
 )
 from ..ledger.events import Event
 from ..ledger.progress import Progress
@@ -34,6 +33,7 @@ from .ruling import Ruling, edited, rule
 
 if TYPE_CHECKING:
     from ..ledger.connect import Connection
+    from ..ledger.errors import UnknownRun
     from .link import Link
 
 __all__ = ["Run"]
@@ -160,7 +160,7 @@ class Run(Generic[R_co]):
     def _progress(self, *, whole: bool = True) -> Progress:
         found = self._link.ask(lambda connection: progress.read(connection, self.id, whole=whole))
         if found is None:
-            raise UnknownRun(run_id=self.id)
+            raise self._missing()
         return found
 
     def _look(self, looks: _Looks) -> Progress | None:
@@ -287,7 +287,7 @@ class Run(Generic[R_co]):
 
         answer = self._link.ask(ask)
         if answer == "unknown":
-            raise UnknownRun(run_id=self.id)
+            raise self._missing()
         # The first answer may have been lost: then it has been reopened by this very call.
         if answer == "running" or (asked > 1 and answer.startswith("not failed")):
             return self.status
@@ -307,6 +307,7 @@ class Run(Generic[R_co]):
             Refused: the run has ended.
         """
         payload = _encoded(value)
+        refers = named(payload.data)
         if self._link.seal.is_configured:
             payload = self._link.seal.close(payload, self._progress(whole=False).tenant)
         own = dedupe or f"client:{uuid4()}"
@@ -321,11 +322,12 @@ class Run(Generic[R_co]):
                 encoding=payload.encoding,
                 sender=sender,
                 dedupe=own,
+                artifacts=refers,
             )
 
         answer = self._link.ask(ask)
         if answer == "unknown":
-            raise UnknownRun(run_id=self.id)
+            raise self._missing()
         if answer == "final":
             raise Refused(run_id=self.id, verb="signal", text="the run has ended")
         # A key of our own is found only by a repeat of this very call, whose first answer was lost.
@@ -367,9 +369,12 @@ class Run(Generic[R_co]):
     def _uuid(self) -> UUID:
         return UUID(self.id)
 
+    def _missing(self) -> UnknownRun:
+        return self._link.ask(lambda connection: tombstones.missing(connection, self._uuid))
+
     def _verb(self, verb: Callable[[Connection, UUID], str]) -> RunStatus:
         if self._link.ask(lambda connection: verb(connection, self._uuid)) == "unknown":
-            raise UnknownRun(run_id=self.id)
+            raise self._missing()
         return self.status
 
 

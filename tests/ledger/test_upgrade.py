@@ -148,3 +148,36 @@ def drain(verbs: Verbs) -> set[UUID]:
             ended.add(row.run_id)
     assert verbs.value("SELECT count(*) FROM safepoint.steps WHERE status <> 'succeeded'") == 0
     return ended
+
+
+def test_artifacts_of_earlier_runs_are_counted_and_the_types_of_earlier_functions_grow(url: str) -> None:
+    upgrade_to(url, "0005")
+    with psycopg.connect(url, autocommit=True) as connection:
+        # As the functions of that release had them; a ledger that is made anew has them from this one's.
+        connection.execute(
+            "CREATE TYPE safepoint.enqueue_request_v1 AS (n integer, run_id uuid, flow text, version text,"
+            " versions jsonb, input json, input_base64 text, hash text, encoding text, tenant text, key text,"
+            " deadline timestamptz, deadline_in double precision, start_at timestamptz, start_in double precision,"
+            " budget jsonb, priority integer, tags jsonb, conversation text)"
+        )
+        connection.execute(
+            "CREATE TYPE safepoint.new_run_v1 AS (n integer, run_id uuid, tenant text, flow text, version text,"
+            " versions jsonb, input bytea, encoding text, hash bytea, key text, deadline timestamptz,"
+            " start_at timestamptz, budget jsonb, priority integer, tags jsonb, conversation text, parent uuid,"
+            " parent_key text)"
+        )
+        earlier = run(connection, "{}", status="succeeded")
+        connection.execute("ALTER TABLE safepoint.runs DISABLE TRIGGER runs_final")
+        twice = f'[{{"sha256": "{"ab" * 32}"}}, {{"sha256": "{"ab" * 32}", "name": "again"}}]'
+        connection.execute("UPDATE safepoint.runs SET artifacts = %s", (twice,))
+        connection.execute("ALTER TABLE safepoint.runs ENABLE TRIGGER runs_final")
+
+        upgrade(url)
+
+        assert connection.execute("SELECT sha256, run_id FROM safepoint.artifact_uses").fetchall() == [
+            (b"\xab" * 32, earlier)
+        ]
+        row = f'[{{"sha256": "{"ab" * 32}", "size": 1, "media_type": "text/plain"}}]'
+        connection.execute("SELECT safepoint.touch_artifacts_v1('default', %s)", (row,))
+        connection.execute("SELECT safepoint.enqueue('f', %s, version => '1')", (f'{{"doc": {row[1:-1]}}}',))
+        assert connection.execute("SELECT count(*) FROM safepoint.artifact_uses").fetchone() == (2,)

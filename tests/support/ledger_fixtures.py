@@ -54,7 +54,10 @@ def wipe(url: str) -> None:
     """Empty a ledger: nothing but three lanes without limits, and the real clock."""
     with connect(url, name="test") as connection:
         connection.execute("SET synchronous_commit = off")
-        emptied = ("runs", "nodes", "flows", "lanes", "breakers", "outbox_messages", "idempotency_keys", "identity")
+        emptied = (
+            *("runs", "nodes", "flows", "lanes", "breakers", "outbox_messages", "idempotency_keys", "identity"),
+            *("budgets", "pruned_runs", "artifacts", "artifact_garbage"),
+        )
         for table in emptied:
             connection.execute(f"DELETE FROM safepoint.{table}")  # type: ignore[arg-type]  # our own names
         connection.execute("INSERT INTO safepoint.identity DEFAULT VALUES")

@@ -1,9 +1,10 @@
-"""Lanes as policy, overrides with an end, and the queue of what waits for admission; the functions as they are now."""
+"""Lanes as policy, overrides with an end, and the queue of what waits for admission; the newest revision has the
+functions.
+"""
 
 from importlib.resources import files
 
 from alembic import op
-from safepoint.ledger import functions
 
 revision = "0005"
 down_revision = "0004"
@@ -12,11 +13,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the columns and tables, and replace the functions."""
+    """Add the columns and tables."""
     driver = op.get_bind().connection.driver_connection
     assert driver is not None  # a migration always has a connection
     driver.execute(files(__package__ or "safepoint.ledger.migrations.versions").joinpath("0005_lanes.sql").read_text())
-    functions.replace(driver)
 
 
 def downgrade() -> None:
