@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 # SAFEPOINT_TEST_GROUPS=1: one after another, for a broker whose vhost the groups would have to share.
-AT_ONCE = int(os.environ.get("SAFEPOINT_TEST_GROUPS") or max(2, os.cpu_count() or 1))
+AT_ONCE = int(os.environ.get("SAFEPOINT_TEST_GROUPS") or 1 + (os.cpu_count() or 1))  # killing waits a lot
 PATIENCE = 60.0  # for fixtures to end what they have started
 NO_TESTS = 5  # pytest's exit code when nothing was collected
 CLOSING = re.compile(r"^=* ?((?:\d+ [a-z]+(?:, )?)+) in [\d.]+s.*$", re.MULTILINE)

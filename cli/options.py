@@ -45,7 +45,14 @@ By = Annotated[
     str | None, typer.Option(help="Who does this; the user who is logged in when not given.", show_default=False)
 ]
 
-Why = Annotated[str, typer.Option(help="Why; for those who read it later.", show_default=False)]
+
+def _said(text: str | None) -> str | None:
+    if text is not None and not text.strip():
+        raise typer.BadParameter("is empty; accepted is a text, for those who read it later")
+    return text
+
+
+Why = Annotated[str, typer.Option(help="Why; for those who read it later.", show_default=False, callback=_said)]
 
 
 def parse_tags(given: list[str] | None) -> dict[str, str]:

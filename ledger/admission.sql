@@ -85,6 +85,7 @@ BEGIN
         SELECT s.ctid FROM (SELECT * FROM placed WHERE place <= share ORDER BY run_id, generation, path, step_id, iteration) j CROSS JOIN LATERAL (
             SELECT x.ctid FROM steps x WHERE x.run_id = j.run_id AND x.generation = j.generation AND x.path = j.path AND x.step_id = j.step_id
                AND x.iteration = j.iteration AND x.status = 'ready' AND x.queued > 0 AND x.due_at = j.due_at AND x.lane = l.name
+               AND (x.uses IS NULL OR NOT is_shut_v1(x, l.stop_on_breaker))
                FOR NO KEY UPDATE SKIP LOCKED) s
     ), sent AS (
         UPDATE steps s SET queued = 0, due_at = p_now + make_interval(secs => p_grace), dispatched_at = p_now, reason = CASE WHEN s.reason->>'code' IN ('no_worker', 'lane', 'retry') THEN NULL ELSE s.reason END

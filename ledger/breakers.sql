@@ -31,6 +31,13 @@ SET search_path = safepoint, pg_temp AS $$
     SELECT s.pending_error IS NULL AND NOT EXISTS (SELECT FROM effects WHERE idempotency_key = s.effect_key AND status IN ('succeeded', 'failed'))
 $$;
 
+-- Whether admission stops before a step: its dependency is let alone, and it is none of those that were let out to ask. A backlog is set aside batch by
+-- batch; until then nothing of it goes out to be refused.
+CREATE FUNCTION safepoint.is_shut_v1(s safepoint.steps, p_heeds boolean) RETURNS boolean LANGUAGE sql STABLE
+SET search_path = safepoint, pg_temp AS $$
+    SELECT p_heeds AND s.reason->>'let_out' IS NULL AND EXISTS (SELECT FROM breakers b WHERE b.name = s.uses AND b.state <> 'closed') AND calls_v1(s)
+$$;
+
 -- What a claim asks last, with run and step locked: NULL to go on, or `breaker` with the step set aside. While the breaker is closed this is one read;
 -- only a probe takes the row's lock, so that there are never more of them than wanted. P14: no attempt is consumed, due_at never moves later.
 CREATE FUNCTION safepoint.breaker_refusal_v1(s safepoint.steps, p_token uuid, p_lane text, p_timeout double precision, p_now timestamptz)

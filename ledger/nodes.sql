@@ -65,6 +65,7 @@ DECLARE
     instant timestamptz;
     gone boolean;
     poison boolean;
+    back text;
     parked boolean;
     ended boolean;
     dead boolean := p_cause IN ('child', 'released') OR coalesce((p_evidence->>'dead')::boolean, false);
@@ -98,6 +99,8 @@ BEGIN
         NULL, 'scan', 'its executor is gone: ' || p_cause, instant);
     parked := r.holds <> '{}' AND NOT binds_v1(s.effect_key) AND s.kind <> 'compensation' OR r.paused_at IS NOT NULL;
     poison := p_deadly AND s.deaths + 1 > p_max_deaths;
+    -- A lane of one's own that has limits is as polite as the recovery lane, and its caps, and its workers, are there for a reason.
+    back := CASE WHEN p_cause = 'released' OR s.home_lane <> 'online' AND (SELECT limited FROM lanes WHERE name = s.home_lane) THEN s.home_lane ELSE p_lane END;
     lost := jsonb_strip_nulls(jsonb_build_object('generation', nullif(p_generation, 1), 'cause', p_cause, 'epoch', s.epoch, 'node', s.owner, 'at', s.claimed_at,
         'evidence', nullif(coalesce(p_evidence, '{}') || CASE WHEN p_deadly THEN '{"counted": true}' WHEN p_cause = 'node' THEN '{"shared": true}' ELSE '{}' END::jsonb, '{}'),
         'wasted_tokens', nullif(s.reserved_tokens, 0), 'wasted_usd', nullif(s.reserved_usd, 0)));
@@ -107,8 +110,7 @@ BEGIN
                 'step', key_v1(p_path, p_step, p_iteration), 'deaths', s.deaths + 1, 'shared_deaths', s.shared_deaths, 'evidence', deaths_v1(s, lost, instant)));
     END IF;
     UPDATE steps SET status = CASE WHEN poison THEN 'held' ELSE 'ready' END, owner = NULL, dispatched_at = NULL, dispatches = 0, ready_at = instant,
-           lane = CASE p_cause WHEN 'released' THEN s.home_lane ELSE p_lane END,
-           queued = is_admitted_v1(CASE p_cause WHEN 'released' THEN s.home_lane ELSE p_lane END)::integer,
+           lane = back, queued = is_admitted_v1(back)::integer,
            due_at = CASE WHEN parked OR poison THEN 'infinity'::timestamptz ELSE instant END,
            recoveries = s.recoveries + (p_cause NOT IN ('released', 'timeout'))::integer, deaths = s.deaths + p_deadly::integer,
            shared_deaths = s.shared_deaths + (p_cause = 'node' AND NOT p_deadly)::integer,

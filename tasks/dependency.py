@@ -17,10 +17,9 @@ from ..ledger.errors import RetryAfter, SafepointError, StepTimeout
 from ..recovery.breaker import Outcome
 from ..recovery.outcomes import record_probe
 from .attempt import Raised, Returned
-from .duration import seconds
 from .loan import Loan
 from .performance import Performed
-from .retry import is_retried
+from .retry import is_retried, pause_of
 from .step import Step
 from .turn import Turn
 
@@ -55,7 +54,7 @@ def call_of(step: Step[..., Any], came: Returned | Raised, *, returned: bool = F
 
 def _seconds(error: RetryAfter) -> float:
     try:
-        return seconds(error.seconds, what="RetryAfter")
+        return pause_of(error)
     except Exception:  # noqa: BLE001  # what is no length of time: the retry says so
         return 0.0
 

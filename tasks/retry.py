@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from .step import Step
 
-__all__ = ["NO_RETRY", "Retry", "Stop", "decide", "is_retried", "pause"]
+__all__ = ["NO_RETRY", "Retry", "Stop", "decide", "is_retried", "pause", "pause_of"]
 
 T = TypeVar("T")
 
@@ -112,12 +113,19 @@ def _by_policy(step: Step[..., object], *, attempt: int, error: BaseException, e
         return Stop("permanent", f"{type(error).__name__} is not retried")
     wait, stop = _defaults()
     if isinstance(error, RetryAfter):
-        state.upcoming_sleep = seconds(error.seconds, what="RetryAfter")
+        state.upcoming_sleep = pause_of(error)
     else:
         state.upcoming_sleep = seconds(_answer(step.policy.wait or wait, state), what="wait")
     if _answer(step.policy.stop or stop, state):
         return Stop("attempts", f"no attempt is left after {attempt}")
     return Retry(state.upcoming_sleep)
+
+
+def pause_of(error: RetryAfter) -> float:
+    """Give the seconds that the other side asks for; a date that is over, as its header may say, is no time at all."""
+    given: object = error.seconds
+    is_over = isinstance(given, (int, float)) and not isinstance(given, bool) and -math.inf < given < 0
+    return 0.0 if is_over else seconds(error.seconds, what="RetryAfter")
 
 
 def _is_retried(step: Step[..., object], *, error: BaseException, state: RetryCallState) -> bool:

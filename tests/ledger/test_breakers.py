@@ -426,3 +426,18 @@ def test_each_look_at_waiting_steps_is_one_of_an_index(verbs: Verbs, index: str,
 
     assert index in told
     assert "Sort" not in told
+
+
+def test_of_a_queue_that_is_longer_than_what_is_set_aside_at_once_nothing_goes_out(
+    verbs: Verbs, clock: Clock, breaking: Breaking
+) -> None:
+    verbs.connection.execute("UPDATE safepoint.lanes SET in_flight = 20 WHERE name = 'recovery'")
+    asking(verbs, 10, lane="recovery")
+    other = verbs.begun(ask("b#1", lane="recovery"))
+    clock.forward(1)
+    verbs.beat()
+    breaking.open()
+
+    sent = [row.run_id for _ in range(12) for row in verbs.dispatch(limit=1)]
+
+    assert sent == [other]

@@ -85,6 +85,7 @@ def test_a_policy_of_ones_own_decides_alone():
 
 def test_retry_after_is_honoured_and_counts():
     assert decided(tuned, RetryAfter(33)) == Retry(33.0)
+    assert decided(tuned, RetryAfter(-5)) == Retry(0.0)  # a date that is over
     assert decided(tuned, RetryAfter(33), attempt=3).reason == "attempts"
 
 

@@ -321,3 +321,19 @@ def test_p10_whatever_a_live_step_is_in_somebody_looks_at_it(verbs: Verbs, clock
     verbs.beat(node="node-2")
 
     assert seen or [row.key for row in verbs.dispatch() if row.run_id == run] == [A]
+
+
+@pytest.mark.parametrize(("limits", "lane"), [({}, "recovery"), ({"in_flight": 2}, "tools")])
+def test_p09_what_is_lost_of_a_limited_lane_of_ones_own_comes_back_to_it(
+    verbs: Verbs, limits: dict[str, int], lane: str
+) -> None:
+    """Its caps are kept, and its steps execute where its workers are."""
+    verbs.connection.execute(
+        "INSERT INTO safepoint.lanes (name, in_flight) VALUES ('tools', %s)", (limits.get("in_flight"),)
+    )
+    run = verbs.begun(ask("a#1", lane="tools"))
+    verbs.node("node-2", lanes=("tools",))
+    verbs.dispatch()
+    verbs.lose(verbs.claimed(run, A, lane="tools"))
+
+    assert verbs.step(run, A)["lane"] == lane
