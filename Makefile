@@ -27,8 +27,8 @@ MATRIX := tests/chaos/test_crash_matrix.py
 # Deaths over effects, which share what they have started.
 EFFECTS := tests/chaos/test_effect_matrix.py tests/chaos/test_effect_request.py tests/chaos/test_effect_fuzz.py tests/chaos/test_compensation.py
 OWN := tests/chaos tests/cli tests/celery tests/ledger tests/recovery tests/tasks
-GROUPS := "tests/ledger tests/recovery tests/tasks" "tests/celery" "$(EFFECTS)" "tests/cli" \
-	"tests/chaos $(MATRIX:%=--ignore=%) $(EFFECTS:%=--ignore=%)" "tests $(OWN:%=--ignore=%)" "$(MATRIX)"
+GROUPS := "tests/ledger tests/recovery tests/tasks" "tests/chaos $(MATRIX:%=--ignore=%) $(EFFECTS:%=--ignore=%)" \
+	"tests/cli" "tests/celery" "tests $(OWN:%=--ignore=%)" "$(EFFECTS)" "$(MATRIX)"
 
 test: setup     ## the tests; TEST_ARGS="-k name" picks some
 ifeq ($(strip $(TEST_ARGS)),)

@@ -160,15 +160,15 @@ def test_no_hostile_message_ends_a_worker(
 def test_without_the_defences_the_same_messages_end_a_worker(
     start_recorder: Callable[..., WorkerNode], broker_url: str, defences: str, eventually: Callable[..., None]
 ) -> None:
-    worker = start_recorder(pool="threads", WITHOUT=defences)
-
-    for _ in Poisoner(broker_url).send(CHUNK, seed=SEED):
-        pass
+    worker, seeds = start_recorder(pool="threads", WITHOUT=defences), itertools.count(SEED)
 
     def it_has_ended() -> None:
+        if worker.process.status != "exited":  # which of them is deadly depends on what it meets at work
+            for _ in Poisoner(broker_url).send(CHUNK, seed=next(seeds)):
+                pass
         assert worker.process.status == "exited"
 
-    eventually(it_has_ended, timeout=60)
+    eventually(it_has_ended, timeout=60, every=1.0)
 
 
 def test_commands_that_are_not_on_the_list_do_nothing(

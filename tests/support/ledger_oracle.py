@@ -235,7 +235,8 @@ class Oracle:
         if not self.is_lost(row, cause):
             return "alive"
         row.status, row.owner = "ready", None
-        row.recoveries += cause != "timeout"
+        # P24: a process that dies past its step's time was ended for that
+        row.recoveries += cause != "timeout" and not (cause == "child" and row.expires_at <= self.now)
         self._send_back(row, "recovery", 0.0)
         return "lost"
 
