@@ -117,7 +117,9 @@ class Deaths:
         if found is None:
             return False
         with self._guard:
-            self._seen[pid] = found
+            # Between the two looks of this one somebody may have waited for it: then the other one has seen more.
+            if found.peak is not None or pid not in self._seen:
+                self._seen[pid] = found
             while len(self._seen) > KEPT:
                 self._seen.popitem(last=False)
         self._on_death()

@@ -118,3 +118,13 @@ def test_celerys_pool_waits_for_no_child_unseen() -> None:
 
 def test_a_signal_without_a_name_has_its_number() -> None:
     assert (name_of(9), name_of(4000)) == ("SIGKILL", "signal 4000")
+
+
+def test_what_was_seen_whole_is_not_replaced_by_what_was_seen_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody waits for the child between the two looks that a look is made of."""
+    deaths, whole = Deaths(), Death(signal=9, peak=5_000_000)
+    seen = iter([whole, Death(signal=9)])
+    monkeypatch.setattr("safepoint.tasks.death.look", lambda _pid, **_: next(seen))
+    deaths.see(4_000_000)
+
+    assert deaths.take(4_000_000) == whole
