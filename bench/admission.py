@@ -45,6 +45,16 @@ class Case:
     batch: int = 100
 
 
+# The oldest rows wait; they are whose `dealt` says, for it begins with one of every tenant.
+_END_ALL_BUT = """
+WITH ended AS (SELECT run_id FROM safepoint.runs ORDER BY run_id OFFSET %s),
+     steps AS (UPDATE safepoint.steps s SET status = 'cancelled', queued = 0, due_at = NULL
+                 FROM ended e WHERE s.run_id = e.run_id)
+UPDATE safepoint.runs r SET status = 'cancelled', finished_at = safepoint.now()
+  FROM ended e WHERE r.run_id = e.run_id
+"""
+
+
 @dataclass
 class Costs:
     """Milliseconds and pages of each round, and the rows that it admitted."""
@@ -100,8 +110,10 @@ def dealt(spread: str, count: int) -> list[str]:
 
 
 @contextmanager
-def backlog(url: str, spread: str, count: int) -> Iterator[Backlog]:
-    """Lend a ledger of its own with so many rows; the server ends, and the ledger with it."""
+def backlog(url: str, spread: str, count: int, *, of: int) -> Iterator[Backlog]:
+    """Lend a ledger of its own in which so many of its rows wait and the others have ended: what is compared is the
+    backlog, in tables and indexes of one size. The server ends, and the ledger with it.
+    """
     name = f"bench_{spread.replace(' ', '_')}_{count}"
     with connect(url, name="bench") as admin:
         admin.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]  # made of our own words
@@ -111,7 +123,8 @@ def backlog(url: str, spread: str, count: int) -> Iterator[Backlog]:
         lanes.apply(connection, load(None, env={}).lanes)
         work.register(connection, NODE, [live], lanes=[LANE])
         made = Backlog(connection, random.Random(5))
-        made.fill(dealt(spread, count))
+        made.fill(dealt(spread, of))
+        connection.execute(_END_ALL_BUT, (count,))
         for table in ("steps", "runs"):  # as it stands after a minute: what is read is not what the filling has left
             connection.execute(f"VACUUM (ANALYZE) safepoint.{table}")  # type: ignore[arg-type]  # our own words
         yield made
@@ -151,8 +164,8 @@ def measure(*, rows: int, passes: int) -> None:
         spreads = ("alike", "nearly one")
         found = {
             spread: (
-                stack.enter_context(backlog(url, spread, FEW)),
-                stack.enter_context(backlog(url, spread, rows)),
+                stack.enter_context(backlog(url, spread, FEW, of=rows)),
+                stack.enter_context(backlog(url, spread, rows, of=rows)),
             )
             for spread in spreads
         }
