@@ -120,7 +120,10 @@ class Executor:
                     with self.events.of(turn, lane=lane, in_place=onward.steps > 0):
                         turn.onward = onward
                         rows = self._work(turn)
-                    turn, rows = self._go_on(turn, rows)
+                    done, turn = turn, None  # what it has spent is told; what breaks now is the next claim's
+                    if isinstance(done.follows, Claimed):
+                        key, token = done.follows.key, done.follows.token
+                    turn, rows = self._go_on(done, rows)
                     onward.steps += 1
             except ArtifactStoreUnavailable as error:
                 log.warning("artifacts.away", run=run, step=key.wire, error=str(error)[:200])

@@ -166,7 +166,8 @@ class Relay:
         # when beat is alive. A few orphans at a time: what is due must not wait until thousands are found.
         settings = self.settings if self._goes_on else self._late()
         found = scan(self._connected(), settings, by=self.name, wait=self._stop, force=self._goes_on, limit=FEW)
-        self._goes_on = found.ran and found.is_full
+        # Of takeovers that are frozen (P20) another look would find as little.
+        self._goes_on = found.ran and found.is_full and found.expired > 0
         if found.ran:
             log.info("relay.scanned", **found.as_json())
 

@@ -14,7 +14,8 @@ from ledger_verbs import Verbs
 from safepoint import Permanent, approval, current, effect, flow, gather, step
 from safepoint.config.settings import Settings
 from safepoint.ledger import commit as commits
-from safepoint.ledger.errors import RetryAfter
+from safepoint.ledger.errors import ArtifactStoreUnavailable, RetryAfter
+from safepoint.tasks.execute import Executor
 from workshop import Workshop, settings_of
 
 SLICE = 60.0
@@ -75,6 +76,17 @@ async def mixed() -> int:
     except Exception:  # noqa: BLE001  # as a user would
         n = await add(n)
     return n
+
+
+@step(name="place_costly")
+def costly(n: int) -> int:
+    current().spend(tokens=7)  # type: ignore[attr-defined]  # a step's
+    return n
+
+
+@flow(name="place_pays", version="1")
+async def pays() -> int:
+    return await add(await costly(1))
 
 
 @flow(name="place_asks", version="1")
@@ -276,3 +288,24 @@ def test_p05_what_is_committed_in_place_is_durable(place: Place, monkeypatch: py
     place.play("place_chain", length=2)
 
     assert durable == [(True, "on"), (True, "on"), (False, "on")]
+
+
+def test_p31_a_claim_in_place_whose_values_are_away_is_given_back(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing of what the step before it has spent is charged to it."""
+    original = Executor._turn
+    seen: list[str] = []
+
+    def away(self: Executor, claimed: Any, *arguments: Any, **more: Any) -> Any:
+        seen.append(claimed.key.wire)
+        if seen == ["@start#1", "place_costly#1", "place_add#1"]:
+            raise ArtifactStoreUnavailable(text="away")
+        return original(self, claimed, *arguments, **more)
+
+    monkeypatch.setattr(Executor, "_turn", away)
+    run = place.play("place_pays")
+
+    (row,) = place.verbs.rows("SELECT status, attempt, wasted_tokens FROM safepoint.steps WHERE step_id = 'place_add'")
+    assert row == {"status": "ready", "attempt": 1, "wasted_tokens": 0}
+    assert run["spent_tokens"] == 7

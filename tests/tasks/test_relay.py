@@ -249,6 +249,24 @@ def test_a_relay_takes_orphans_a_few_at_a_time_until_there_are_none(
     assert taken == [1, 2, 3, 5]
 
 
+def test_p20_a_relay_does_not_go_on_with_a_scan_that_may_take_nothing(
+    crowd: Crowd, crowd_clock: Clock, relays: MakeRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("safepoint.tasks.relay.FEW", 1)
+    verbs = crowd()
+    runs = [verbs.begun(ask("a#1")) for _ in range(3)]
+    for run in runs:
+        verbs.claimed(run, A, timeout=1e6)
+    verbs.look()
+    crowd_clock.forward(LEASE * 3)  # a time without scan and beat
+    relay = relays()[0]
+
+    relay._scan_if_late()
+
+    assert {verbs.step(run, A)["status"] for run in runs} == {"running"}
+    assert not relay._goes_on
+
+
 def test_the_loop_is_woken_by_an_enqueue_and_ends_when_it_is_told(
     crowd: Crowd, relays: MakeRelay, eventually: Callable[..., None]
 ) -> None:
