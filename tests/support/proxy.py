@@ -8,9 +8,11 @@ from contextlib import suppress
 
 __all__ = ["Proxy"]
 
+PATIENCE = 10.0  # seconds for its threads to end once every connection is broken
+
 
 class Proxy:
-    """Forwards one port of this machine to a server. Use it as a context."""
+    """Forwards one port of this machine to a server. Use it as a context; at its end no thread and no socket is left."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
@@ -19,11 +21,13 @@ class Proxy:
         self._flowing = threading.Event()
         self._flowing.set()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._pumps: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = False
+        self._acceptor = threading.Thread(target=self._accept, name="proxy", daemon=True)
 
     def __enter__(self) -> Proxy:
-        threading.Thread(target=self._accept, name="proxy", daemon=True).start()
+        self._acceptor.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -31,8 +35,11 @@ class Proxy:
         self._flowing.set()
         with suppress(OSError):  # wakes the thread that accepts
             socket.create_connection(("127.0.0.1", self.port), 1).close()
+        self._acceptor.join(PATIENCE)
         self._listener.close()
         self.cut()
+        for pump in self._pumps:
+            pump.join(PATIENCE)
 
     def freeze(self) -> None:
         """Keep every connection open and forward nothing, as a server that hangs does."""
@@ -53,13 +60,19 @@ class Proxy:
 
     def _accept(self) -> None:
         while not self._closed:
-            with suppress(OSError):
-                client, _ = self._listener.accept()
+            client, _ = self._listener.accept()
+            try:
                 server = socket.create_connection(self._target, 5)
-                with self._lock:
-                    self._pairs.append((client, server))
-                for source, sink in ((client, server), (server, client)):
-                    threading.Thread(target=self._pump, args=(source, sink), name="proxy", daemon=True).start()
+            except OSError:
+                client.close()
+                continue
+            server.settimeout(None)  # the five seconds were for connecting; an idle connection stays
+            with self._lock:
+                self._pairs.append((client, server))
+            for source, sink in ((client, server), (server, client)):
+                pump = threading.Thread(target=self._pump, args=(source, sink), name="proxy", daemon=True)
+                self._pumps.append(pump)
+                pump.start()
 
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
