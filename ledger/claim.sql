@@ -57,8 +57,8 @@ BEGIN
     ELSIF n.node_id IS NULL OR n.draining OR n.stopped_at IS NOT NULL THEN no := 'draining';
     ELSIF NOT (r.flow || '@' || r.workflow_version = ANY (n.flows)) THEN no := 'version';
     -- P23: what was there when processes died, twice, with others beside it runs alone; then its death is its own, and no innocent's.
-    ELSIF n.alone IS NOT NULL AND EXISTS (SELECT FROM steps x WHERE x.owner = p_node AND x.claim_token = n.alone AND x.status = 'running') THEN no := 'alone';
-    ELSIF s.shared_deaths >= 2 AND EXISTS (SELECT FROM steps x WHERE x.owner = p_node AND x.status = 'running') THEN no := 'alone';
+    ELSIF n.alone IS NOT NULL AND executes_v1(p_node, n.alone) THEN no := 'alone';
+    ELSIF s.shared_deaths >= 2 AND executes_v1(p_node, NULL) THEN no := 'alone';
     END IF;
     IF no IS NULL AND NOT again AND s.uses IS NOT NULL THEN
         -- In place budgets are locked already, which come last: there nothing probes, and what may not go through is left to a claim of its own.
@@ -103,13 +103,12 @@ BEGIN
     first_claimed_at := s.first_claimed_at; dispatched_at := s.dispatched_at; db_now := instant;
     state_version := r.state_version; generation := r.generation; era := r.attempt || '.' || r.generation;
     seen := CASE WHEN p_era = r.attempt || '.' || r.generation THEN p_seen ELSE -1 END;
-    run := jsonb_build_object('tenant', r.tenant_id, 'flow', r.flow, 'version', r.workflow_version, 'deadline', r.deadline,
-        'budget', r.budget, 'spent_tokens', r.spent_tokens, 'spent_usd', r.spent_usd, 'spent_retries', r.spent_retries,
-        'versions', r.versions, 'tags', r.tags, 'created_at', r.created_at, 'cancel_at', r.cancel_at, 'conversation', r.conversation_id, 'alone', s.shared_deaths >= 2,
-        'purse', purse, 'usd_so_far', (s.usd + s.wasted_usd)::text,
+    run := run_facts_v1(r, 0, 0) || jsonb_build_object('alone', s.shared_deaths >= 2, 'purse', purse, 'usd_so_far', (s.usd + s.wasted_usd)::text,
         -- Nothing follows from a step of such a run: its outcome is stored, the flow does not go on (P29).
         'still', r.holds <> '{}' OR r.ending IS NOT NULL OR r.cancel_at IS NOT NULL AND NOT s.cleanup OR coalesce(r.deadline <= instant, false) AND NOT s.cleanup);
-    IF s.uses IS NOT NULL AND EXISTS (SELECT FROM breaker_probes p WHERE p.name = s.uses AND p.token = p_token) THEN run := run || '{"probe": true}'; END IF;
+    IF s.uses IS NOT NULL THEN
+        IF EXISTS (SELECT FROM breaker_probes p WHERE p.name = s.uses AND p.token = p_token) THEN run := run || '{"probe": true}'; END IF;
+    END IF;
     IF e.idempotency_key IS NOT NULL THEN
         effect := effect_facts_v1(e, instant);
         IF e.status = 'succeeded' THEN effect_data := e.result; effect_encoding := e.result_encoding; END IF;
@@ -122,8 +121,27 @@ BEGIN
            array_agg(h.tokens + h.wasted_tokens ORDER BY h.commit_seq), array_agg(h.usd + h.wasted_usd ORDER BY h.commit_seq)
       INTO h_seq, h_path, h_step, h_iteration, h_kind, h_status, h_hash, h_result, h_encoding, h_error, h_at, h_tokens, h_usd
       FROM steps h WHERE h.run_id = p_run AND h.commit_seq > seen AND h.generation = r.generation AND h.kind <> 'compensation';
-    PERFORM settle_v1(p_settle);
+    IF p_settle IS NOT NULL THEN PERFORM settle_v1(p_settle); END IF;
     RETURN NEXT;
+END $$;
+
+-- What an executor hears of the run: of a step that is new and executed for the first time; the claim of any other says more. With what the commit
+-- that tells it has spent.
+CREATE FUNCTION safepoint.run_facts_v1(r safepoint.runs, p_tokens bigint, p_usd numeric) RETURNS jsonb LANGUAGE plpgsql STABLE
+SET search_path = safepoint, pg_temp AS $$
+BEGIN
+    RETURN jsonb_build_object('tenant', r.tenant_id, 'flow', r.flow, 'version', r.workflow_version, 'deadline', r.deadline,
+        'budget', r.budget, 'spent_tokens', r.spent_tokens + p_tokens, 'spent_usd', r.spent_usd + p_usd, 'spent_retries', r.spent_retries,
+        'versions', r.versions, 'tags', r.tags, 'created_at', r.created_at, 'cancel_at', r.cancel_at, 'conversation', r.conversation_id,
+        'alone', false, 'purse', NULL, 'usd_so_far', '0', 'still', false);
+END $$;
+
+-- Whether a node executes something, or the step of this claim. A function, so that a claim asks only where it must: in an expression of PL/pgSQL
+-- a subquery is a statement of its own, whatever stands before it.
+CREATE FUNCTION safepoint.executes_v1(p_node text, p_token uuid) RETURNS boolean LANGUAGE plpgsql STABLE
+SET search_path = safepoint, pg_temp AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM steps WHERE owner = p_node AND status = 'running' AND (p_token IS NULL OR claim_token = p_token));
 END $$;
 
 -- P17: what this process published is due again only after redispatch_after; rows that somebody holds are skipped, so it never waits.

@@ -167,7 +167,7 @@ def commit(  # noqa: PLR0913  # one transaction's parts, each by name
     ).fetchone()
     if row is None:
         return Answer("lost")
-    return _answer(row, key) if go_on is None else _both(row, run_id, key, go_on)
+    return _answer(row[:5], key) if go_on is None else _both(row, run_id, key, go_on)
 
 
 def _both(row: tuple[Any, ...], run_id: UUID, key: Key, go_on: GoOn) -> Answer:

@@ -5,8 +5,8 @@ CREATE FUNCTION safepoint.commit_v1(
     p_run uuid, p_generation integer, p_path text, p_step text, p_iteration integer, p_token uuid, p_from integer, p_joins text,
     p_status text, p_result bytea, p_encoding text, p_digest bytea, p_error jsonb, p_at timestamptz, p_tokens bigint, p_usd numeric,
     p_next jsonb, p_ending jsonb, p_ending_data bytea, p_ending_encoding text, p_hold jsonb, p_notes jsonb, p_artifacts jsonb,
-    p_grace double precision, p_node text, p_settle jsonb DEFAULT NULL, p_effect jsonb DEFAULT NULL
-) RETURNS TABLE (answer text, state_version integer, late boolean, next_rows jsonb, status text) LANGUAGE plpgsql
+    p_grace double precision, p_node text, p_settle jsonb DEFAULT NULL, p_effect jsonb DEFAULT NULL, p_claim jsonb DEFAULT NULL
+) RETURNS TABLE (answer text, state_version integer, late boolean, next_rows jsonb, status text, claimed_run jsonb, claimed_at timestamptz) LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -18,6 +18,7 @@ DECLARE
     log jsonb;
     wait boolean := false;
     settled text;
+    called text := key_v1(p_path, p_step, p_iteration);
 BEGIN
     SELECT * INTO r FROM runs WHERE run_id = p_run FOR NO KEY UPDATE;
     SELECT * INTO s FROM steps WHERE run_id = p_run AND generation = p_generation AND path = p_path
@@ -37,10 +38,12 @@ BEGIN
         answer := 'stale'; PERFORM settle_v1(p_settle); RETURN NEXT; RETURN;
     END IF;
     -- Fan-in (P26): a bare member of a gather need not advance while another one is open; who comes last advances. Counted under the run's lock.
-    IF p_joins IS NOT NULL AND NOT stopping AND NOT EXISTS (SELECT FROM steps o WHERE o.run_id = p_run AND o.generation = p_generation
-            AND o.joins = p_joins AND o.status IN ('ready', 'running', 'waiting', 'held')
-            AND (o.path, o.step_id, o.iteration) <> (p_path, p_step, p_iteration)) THEN
-        answer := 'stale'; PERFORM settle_v1(p_settle); RETURN NEXT; RETURN;
+    IF p_joins IS NOT NULL AND NOT stopping THEN
+        IF NOT EXISTS (SELECT FROM steps o WHERE o.run_id = p_run AND o.generation = p_generation
+                AND o.joins = p_joins AND o.status IN ('ready', 'running', 'waiting', 'held')
+                AND (o.path, o.step_id, o.iteration) <> (p_path, p_step, p_iteration)) THEN
+            answer := 'stale'; PERFORM settle_v1(p_settle); RETURN NEXT; RETURN;
+        END IF;
     END IF;
     late := s.status <> 'running';
     IF s.effect_key IS NOT NULL THEN
@@ -56,22 +59,24 @@ BEGIN
            wasted_usd = wasted_usd + CASE p_status WHEN 'failed' THEN p_usd ELSE 0 END
      WHERE run_id = p_run AND generation = p_generation AND path = p_path AND step_id = p_step AND iteration = p_iteration;
     -- Its worker was dead, and yet it has committed: no poison. What else holds the run stays (P29).
-    IF s.status = 'held' AND NOT EXISTS (SELECT FROM steps WHERE run_id = p_run AND status = 'held') THEN
-        r.holds := r.holds - 'poison' - 'unknown_effect';
-        IF r.holds = '{}' AND r.paused_at IS NULL THEN PERFORM unpark_v1(p_run); END IF;
+    IF s.status = 'held' THEN
+        IF NOT EXISTS (SELECT FROM steps WHERE run_id = p_run AND status = 'held') THEN
+            r.holds := r.holds - 'poison' - 'unknown_effect';
+            IF r.holds = '{}' AND r.paused_at IS NULL THEN PERFORM unpark_v1(p_run); END IF;
+        END IF;
     END IF;
     log := CASE WHEN s.kind = 'start' AND s.generation = 1 THEN '[{"type": "run.started"}]'::jsonb ELSE '[]'::jsonb END;
     IF s.kind NOT IN ('start', 'advance', 'cancel') THEN
         log := log || jsonb_build_array(
-            jsonb_build_object('type', 'step.started', 'key', key_v1(p_path, p_step, p_iteration), 'data', jsonb_build_object(
+            jsonb_build_object('type', 'step.started', 'key', called, 'data', jsonb_build_object(
                 'at', s.claimed_at, 'epoch', s.epoch, 'attempt', s.attempt, 'node', coalesce(s.owner, p_node))),
             jsonb_build_object('type', CASE p_status WHEN 'succeeded' THEN 'step.committed' ELSE 'step.failed' END,
-                'key', key_v1(p_path, p_step, p_iteration), 'data', jsonb_strip_nulls(jsonb_build_object('epoch', s.epoch, 'kind', s.kind,
+                'key', called, 'data', jsonb_strip_nulls(jsonb_build_object('epoch', s.epoch, 'kind', s.kind,
                 'attempt', s.attempt, 'recoveries', s.recoveries, 'tokens', nullif(p_tokens, 0), 'usd', nullif(p_usd, 0),
                 'error', p_error, 'late', CASE WHEN late THEN true END))));
     END IF;
     IF settled IS NOT NULL THEN
-        log := log || jsonb_build_array(jsonb_build_object('type', 'effect.settled', 'key', key_v1(p_path, p_step, p_iteration), 'data', jsonb_strip_nulls(
+        log := log || jsonb_build_array(jsonb_build_object('type', 'effect.settled', 'key', called, 'data', jsonb_strip_nulls(
             jsonb_build_object('status', settled, 'by', p_node, 'why', p_effect->>'why', 'external_id', p_effect->>'external_id'))));
     END IF;
     log := log || coalesce(p_notes, '[]');
@@ -87,13 +92,25 @@ BEGIN
     -- A child, or the next generation, is told what is left after this step.
     IF r.budget_id IS NOT NULL AND NOT stopping THEN r.budget := left_v1(r, p_tokens, p_usd); END IF;
     IF NOT stopping AND p_next IS NOT NULL AND jsonb_array_length(p_next) > 0 THEN
-        next_rows := insert_steps_v1(r.run_id, r.generation, r.tenant_id, p_next, p_grace, r.holds <> '{}' OR r.paused_at IS NOT NULL OR p_hold IS NOT NULL,
-                                     s.cleanup, instant, r);
+        -- P31: what would be claimed at once is written as it is after that.
+        IF p_claim IS NOT NULL AND NOT late AND p_hold IS NULL THEN next_rows := insert_running_v1(r, p_next, p_claim, p_node, s.cleanup, instant); END IF;
+        IF next_rows IS NOT NULL THEN
+            claimed_at := instant;
+            claimed_run := run_facts_v1(r, p_tokens, p_usd);
+        ELSE
+            next_rows := insert_steps_v1(r.run_id, r.generation, r.tenant_id, p_next, p_grace, r.holds <> '{}' OR r.paused_at IS NOT NULL OR p_hold IS NOT NULL,
+                                         s.cleanup, instant, r);
+        END IF;
+        IF jsonb_array_length(p_next) = 1 AND p_next->0->>'kind' = 'step' THEN  -- what is asked for nearly always needs no query
+            log := log || jsonb_build_array(jsonb_build_object('type', 'step.scheduled', 'key', next_rows->0->>'key',
+                'data', jsonb_build_object('kind', 'step', 'lane', p_next->0->>'lane')));
+        ELSE
         log := log || (SELECT coalesce(jsonb_agg(jsonb_build_object('type', CASE WHEN x->>'kind' = 'approval' OR x->'effect'->>'requires_approval' <> '' THEN 'approval.asked' ELSE 'step.scheduled' END,
                         'key', key_v1(x->>'path', x->>'step', (x->>'iteration')::integer),
                         'data', jsonb_build_object('kind', x->>'kind', 'lane', x->>'lane') || CASE WHEN x->>'kind' = 'approval' OR x->'effect'->>'requires_approval' <> ''
                             THEN jsonb_build_object('name', x->>'name', 'digest', x->>'hash') ELSE '{}' END) ORDER BY o), '[]') FROM jsonb_array_elements(p_next) WITH ORDINALITY AS e(x, o));
         SELECT bool_and(x->>'status' = 'waiting') INTO wait FROM jsonb_array_elements(next_rows) AS x;
+        END IF;
     END IF;
     -- A key names a step within its generation only.
     IF p_generation > 1 THEN
@@ -132,7 +149,7 @@ BEGIN
     END IF;
     IF r.budget_id IS NOT NULL OR s.lost_tokens <> 0 OR s.lost_usd <> 0 THEN PERFORM spend_v1(r.budget_id, s, p_tokens, p_usd, 0); END IF;
     answer := 'committed'; state_version := r.state_version + 1; status := fresh;
-    PERFORM settle_v1(p_settle);
+    IF p_settle IS NOT NULL THEN PERFORM settle_v1(p_settle); END IF;
     RETURN NEXT;
 END $$;
 

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import psycopg
 from psycopg.rows import TupleRow
+from psycopg.types.json import set_json_loads
 
 from .errors import LedgerUnavailable
 
@@ -26,9 +28,18 @@ def psycopg_url(url: str) -> str:
 
 
 def connect(
-    url: str, *, name: str, connect_timeout: float = 5.0, statement_timeout: float = 30.0, autocommit: bool = True
+    url: str,
+    *,
+    name: str,
+    connect_timeout: float = 5.0,
+    statement_timeout: float = 30.0,
+    autocommit: bool = True,
+    generic: bool = False,
 ) -> Connection:
     """Open a connection; `name` shows in pg_stat_activity, the timeouts are in seconds.
+
+    With `generic` each statement is planned once, whatever its arguments: for connections that ask the same few
+    questions by primary key, where planning again costs more than executing.
 
     Raises:
         LedgerUnavailable: the server does not answer, or refuses this client.
@@ -41,12 +52,14 @@ def connect(
         "keepalives_count": 3,
         "tcp_user_timeout": round(max(statement_timeout, 5.0) * 1000),
         "options": f"-c statement_timeout={round(statement_timeout * 1000)}"
-        " -c idle_in_transaction_session_timeout=60000 -c timezone=UTC",
+        " -c idle_in_transaction_session_timeout=60000 -c timezone=UTC"
+        + (" -c plan_cache_mode=force_generic_plan" if generic else ""),
     }
     try:
         connection = psycopg.connect(psycopg_url(url), autocommit=autocommit, prepare_threshold=1, **options)
     except psycopg.OperationalError as error:
         raise LedgerUnavailable(text=" ".join(str(error).split())) from error
+    set_json_loads(orjson.loads, connection)
     return connection
 
 

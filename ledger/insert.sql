@@ -15,6 +15,21 @@ DECLARE
     due timestamptz;
     held_back boolean;
 BEGIN
+    -- One ordinary step is what is asked for nearly always: it goes in as it is, by the rules that the statement below has for any number of rows.
+    IF jsonb_array_length(p_next) = 1 AND p_next->0->>'kind' = 'step' THEN
+        x := p_next->0;
+        held_back := is_admitted_v1(x->>'lane');
+        due := CASE WHEN p_parked THEN 'infinity' WHEN held_back THEN p_now ELSE p_now + make_interval(secs => p_grace) END;
+        INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, priority, deadline, kind, name, status, lane, home_lane, uses, queued, due_at,
+                           ready_at, input_hash, input, input_encoding, cleanup, joins, reserve, created_at)
+            VALUES (p_run, p_generation, x->>'path', x->>'step', (x->>'iteration')::integer, p_tenant, r.priority, r.deadline, 'step', x->>'name', 'ready', x->>'lane', x->>'lane',
+                    x->>'uses', held_back::integer, due, p_now, decode(x->>'hash', 'hex'), decode(x->>'request', 'base64'), x->>'encoding', p_cleanup, x->>'joins',
+                    nullif(x->'reserve', 'null'), p_now);
+        answer := jsonb_build_array(jsonb_build_object('path', x->>'path', 'step', x->>'step', 'iteration', x->'iteration', 'kind', 'step', 'name', x->>'name', 'lane', x->>'lane',
+            'status', 'ready', 'queued', held_back, 'due', nullif(due, 'infinity'), 'attempt', 1, 'epoch', 0, 'key', key_v1(x->>'path', x->>'step', (x->>'iteration')::integer)));
+        IF held_back THEN PERFORM wake_relay_v1(p_run, answer); END IF;
+        RETURN answer;
+    END IF;
     WITH asked AS (
         -- An effect that needs approval waits for it, its request frozen.
         SELECT j.*, o, kind NOT IN ('step', 'effect') OR coalesce(effect->>'requires_approval', '') <> '' AS waits, coalesce(z.is_admitted, false) AS is_admitted,
@@ -37,11 +52,7 @@ BEGIN
     )
     SELECT jsonb_agg(jsonb_build_object('path', path, 'step', step_id, 'iteration', iteration, 'kind', kind, 'name', name, 'lane', lane, 'status', status,
                'queued', queued > 0, 'due', nullif(due_at, 'infinity'), 'attempt', attempt, 'epoch', epoch, 'key', key_v1(path, step_id, iteration))) INTO answer FROM written;
-    -- Where others wait already the relay comes by itself, as soon as the lane has room.
-    IF EXISTS (SELECT FROM jsonb_array_elements(answer) AS e(a) WHERE (a->>'queued')::boolean AND (SELECT true FROM steps o WHERE o.status = 'ready'
-        AND o.queued > 0 AND o.due_at < 'infinity' AND o.lane = a->>'lane' AND o.run_id <> p_run ORDER BY o.lane, o.tenant_id LIMIT 1) IS NULL) THEN
-        PERFORM pg_notify('safepoint_relay', '');
-    END IF;
+    PERFORM wake_relay_v1(p_run, answer);
     PERFORM schedule_effect_v1(p_run, p_generation, p_tenant, v->>'path', v->>'step', (v->>'iteration')::integer, v->>'name', decode(v->>'hash', 'hex'),
         coalesce(decode(v->>'request', 'base64'), 'null'), coalesce(v->>'encoding', 'json'), v->'effect', NULL, p_now)
        FROM jsonb_array_elements(p_next) AS e(v) WHERE v->>'kind' = 'effect';
@@ -66,6 +77,16 @@ BEGIN
         END IF;
     END LOOP;
     RETURN answer;
+END $$;
+
+-- P17: tells the relay of rows that it is to admit, unless others of their lane wait already: then it comes by itself, as soon as the lane has room.
+CREATE FUNCTION safepoint.wake_relay_v1(p_run uuid, p_rows jsonb) RETURNS void LANGUAGE plpgsql
+SET search_path = safepoint, pg_temp AS $$
+BEGIN
+    IF EXISTS (SELECT FROM jsonb_array_elements(p_rows) AS e(a) WHERE (a->>'queued')::boolean AND (SELECT true FROM steps o WHERE o.status = 'ready'
+        AND o.queued > 0 AND o.due_at < 'infinity' AND o.lane = a->>'lane' AND o.run_id <> p_run ORDER BY o.lane, o.tenant_id LIMIT 1) IS NULL) THEN
+        PERFORM pg_notify('safepoint_relay', '');
+    END IF;
 END $$;
 
 -- P28: one guarded update decides a wait; the mail is marked in the same transaction.

@@ -70,6 +70,7 @@ class Board:
         self._memory = mmap.mmap(-1, self._slots_at + _SLOT.size * slots)
         self._free = list(range(slots))
         self._guard = threading.Lock()
+        self._me = (0, 0)  # this process's id and start time
         self.hello_reader, self._hello_writer = os.pipe()
         os.set_blocking(self.hello_reader, False)
         os.set_blocking(self._hello_writer, False)
@@ -196,30 +197,37 @@ class Board:
         found = self._first(slot)
         self._write(slot, token.bytes, found.pid, found.pid_start)
 
-    def executing(self, slot: int, token: UUID) -> contextlib.AbstractContextManager[None]:
-        """Name a claim for as long as the block runs; before it is sent, since its answer may be lost (P4)."""
-        return self._executing(slot, token)
+    def begin(self, slot: int, token: UUID) -> None:
+        """Name a claim, before it is sent, since its answer may be lost (P4)."""
+        self._write(slot, token.bytes, *self._myself())
+
+    def end(self, slot: int) -> None:
+        """Name no claim any more."""
+        self._write(slot, _EMPTY, *self._myself())
 
     @contextlib.contextmanager
-    def _executing(self, slot: int, token: UUID) -> Iterator[None]:
-        pid = os.getpid()
-        started = process_start(pid)
-        self._write(slot, token.bytes, pid, started)
+    def executing(self, slot: int, token: UUID) -> Iterator[None]:
+        """Name a claim for as long as the block runs."""
+        self.begin(slot, token)
         try:
             yield
         finally:
-            self._write(slot, _EMPTY, pid, started)
+            self.end(slot)
 
-    @contextlib.contextmanager
-    def borrowed(self) -> Iterator[int]:
+    def borrow(self) -> int:
         """Lend a slot to a thread of this process."""
         with self._guard:
-            slot = self._free.pop() if self._free else self.slots - 1
-        try:
-            yield slot
-        finally:
-            with self._guard:
-                self._free.append(slot)
+            return self._free.pop() if self._free else self.slots - 1
+
+    def give_back(self, slot: int) -> None:
+        """Take a slot back."""
+        with self._guard:
+            self._free.append(slot)
+
+    def _myself(self) -> tuple[int, int]:
+        if self._me[0] != os.getpid():  # after a fork it is another
+            self._me = (os.getpid(), process_start(os.getpid()))
+        return self._me
 
     def clear(self, slot: int, *, pid: int) -> None:
         """Empty the slot of a dead process, unless another one lives there already."""

@@ -67,14 +67,16 @@ class Loan:
     @contextlib.contextmanager
     def slot(self, token: UUID) -> Iterator[None]:
         """Name a claim to the node's beats for as long as the block runs."""
-        with contextlib.ExitStack() as stack:
-            slot = self._slot if self._slot is not None else stack.enter_context(self.board.borrowed())
-            stack.enter_context(self.board.executing(slot, token))
-            self._mine.slot = slot
-            try:
-                yield
-            finally:
-                self.board.free(slot)
+        board, own = self.board, self._slot
+        slot = self._mine.slot = board.borrow() if own is None else own
+        board.begin(slot, token)
+        try:
+            yield
+        finally:
+            board.free(slot)
+            board.end(slot)
+            if own is None:
+                board.give_back(slot)
 
     @property
     def executing(self) -> Key | None:
@@ -188,6 +190,7 @@ class Loan:
                 name=f"safepoint {self._node_id}",
                 connect_timeout=limits.connect_timeout,
                 statement_timeout=limits.statement_timeout,
+                generic=True,
             )
             mine.pid = os.getpid()
         return mine.connection

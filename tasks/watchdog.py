@@ -7,12 +7,10 @@ pool; code that is inside one long C call hears of it only when that returns.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import threading
 import time
-from collections.abc import Iterator
 
 __all__ = ["FlowStuck", "Watchdog"]
 
@@ -32,19 +30,18 @@ class Watchdog:
         self._guard = threading.Lock()
         self._pid = 0
 
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Bound the block's time; raises FlowStuck in it."""
+    def watching(self) -> Watching:
+        """Bound a block's time; raises FlowStuck in it."""
+        return Watching(self)
+
+    def arm(self, thread: int) -> None:
+        """Count from now what that thread does."""
         self._ensure_thread()
-        thread = threading.get_ident()
         with self._guard:
             self._armed[thread] = time.monotonic() + self.limit
-        try:
-            yield
-        finally:
-            self._disarm(thread)
 
-    def _disarm(self, thread: int) -> None:
+    def disarm(self, thread: int) -> None:
+        """Count no more; what has been fired and has not arrived yet never does."""
         with self._guard:
             # Not there: it has been fired, and may not have arrived yet. Cancelled under the guard, so
             # that it hits nothing outside.
@@ -70,3 +67,19 @@ class Watchdog:
                 for thread in [one for one, until in self._armed.items() if until < now]:
                     del self._armed[thread]
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(FlowStuck))
+
+
+class Watching:
+    """A block that a watchdog watches; written out because every step runs through one."""
+
+    __slots__ = ("_thread", "_watchdog")
+
+    def __init__(self, watchdog: Watchdog) -> None:
+        self._watchdog = watchdog
+        self._thread = threading.get_ident()
+
+    def __enter__(self) -> None:
+        self._watchdog.arm(self._thread)
+
+    def __exit__(self, *_: object) -> None:
+        self._watchdog.disarm(self._thread)

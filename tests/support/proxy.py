@@ -12,7 +12,7 @@ PATIENCE = 10.0  # seconds for its threads to end once every connection is broke
 
 
 class Proxy:
-    """Forwards one port of this machine to a server. Use it as a context; at its end no thread and no socket is left."""
+    """Forwards one port of this machine to a server. Use it as a context: no thread and no socket is left after it."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
