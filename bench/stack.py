@@ -19,7 +19,7 @@ from safepoint.config import embedded
 from safepoint.ledger import upgrade
 from safepoint.ledger.connect import Connection, connect
 
-__all__ = ["Stack", "brokers", "running", "until"]
+__all__ = ["Stack", "brokers", "running", "servers_of", "until"]
 
 HERE = Path(__file__).resolve().parent
 
@@ -121,10 +121,22 @@ def rabbitmq() -> Iterator[str | None]:
 
 
 @contextlib.contextmanager
-def brokers() -> Iterator[dict[str, tuple[str, str]]]:
+def servers_of(home: Path, *, configuration: str = "") -> Iterator[embedded.EmbeddedStack]:
+    """Run the embedded servers of a home, PostgreSQL with these lines in its configuration besides."""
+    if configuration:
+        embedded.ensure(home).close()  # makes the cluster
+        file = home / "postgres" / "postgresql.conf"
+        text = file.read_text()
+        file.write_text(text if configuration in text else text + configuration)
+    with contextlib.closing(embedded.ensure(home)) as servers:
+        yield servers
+
+
+@contextlib.contextmanager
+def brokers(*, configuration: str = "") -> Iterator[dict[str, tuple[str, str]]]:
     """Lend a ledger's URL with each broker's: an embedded PostgreSQL and Valkey, and RabbitMQ where one answers."""
     with tempfile.TemporaryDirectory(prefix="safepoint-bench-") as folder, contextlib.ExitStack() as stack:
-        servers = stack.enter_context(contextlib.closing(embedded.ensure(Path(folder) / "servers")))
+        servers = stack.enter_context(servers_of(Path(folder) / "servers", configuration=configuration))
         upgrade.upgrade(servers.ledger_url)
         found = {"valkey": (servers.ledger_url, servers.broker_url)}
         amqp = stack.enter_context(rabbitmq())

@@ -12,17 +12,16 @@ import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from history import RARE, STEPS, Part, fill
 from hot_paths import Ledger
 from plans import PRELOAD, Log
-from safepoint.config import embedded
 from safepoint.ledger import upgrade
 from safepoint.ledger.connect import connect
+from stack import servers_of
 
 GOAL = 1.2
 ROWS, WAITING, PASSES = 10_000_000, 20_000, 60
@@ -37,18 +36,6 @@ _OLD = """
 SELECT run_id FROM safepoint.runs WHERE finished_at IS NOT NULL AND flow <> 'bench'
  ORDER BY hashtext(run_id::text) LIMIT 200
 """
-
-
-@contextmanager
-def server(home: Path) -> Iterator[str]:
-    """Lend the URL of an embedded server that can write plans to its log."""
-    embedded.ensure(home).close()  # makes the cluster
-    configuration = home / "postgres" / "postgresql.conf"
-    if PRELOAD not in configuration.read_text():
-        with configuration.open("a") as file:
-            file.write(PRELOAD)
-    with closing(embedded.ensure(home)) as servers:
-        yield servers.ledger_url
 
 
 def made(url: str, name: str, part: Part) -> Ledger:
@@ -124,8 +111,8 @@ def show(found: list[tuple[str, float, float]]) -> None:
 
 def measure(home: Path, *, part: Part, passes: int) -> None:
     """Make both ledgers, print how large the large one is, then the ratios and the plans that stand out."""
-    with server(home) as url:
-        small, large = made(url, "small", SMALL), made(url, "large", part)
+    with servers_of(home, configuration=PRELOAD) as servers:
+        small, large = (made(servers.ledger_url, *one) for one in (("small", SMALL), ("large", part)))
         report(home, small, large, passes=passes)
 
 

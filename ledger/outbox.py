@@ -93,8 +93,12 @@ def deliver(connection: Connection, *, limit: int) -> int:
     return 0 if row is None else int(row[0])
 
 
-def next_due(connection: Connection) -> float | None:
-    """Return in how many seconds the next row is due (0 or less: now); None when nothing is to come."""
+def next_due(connection: Connection, *, tending: float = 1.0) -> float | None:
+    """Return in how many seconds a round has something to do (0 or less: now); None when nothing is to come.
+
+    Whatever a round acts on counts here. Breakers that are not closed, or have steps set aside, are looked after every
+    `tending` seconds.
+    """
     row = connection.execute(
         # Index heads: ready steps of each lane, waits, messages, the ends of overrides. Parked rows are due at
         # infinity and do not count; what a paused lane keeps is not to be looked at before it is resumed.
@@ -109,7 +113,12 @@ def next_due(connection: Connection) -> float | None:
             UNION ALL SELECT min(overridden_until) FROM safepoint.lanes
             UNION ALL SELECT min(due_at) FROM safepoint.steps WHERE status = 'waiting' AND due_at IS NOT NULL
             UNION ALL SELECT min(due_at) FROM safepoint.outbox_messages
+            UNION ALL SELECT safepoint.now() + make_interval(secs => %s) WHERE EXISTS (
+                SELECT FROM safepoint.breakers b WHERE b.state <> 'closed' OR EXISTS (
+                    SELECT FROM safepoint.steps s WHERE s.status = 'ready' AND s.reason->>'code' = 'breaker'
+                       AND s.due_at < 'infinity' AND s.uses = b.name))
         ) x WHERE due < 'infinity'
-        """
+        """,
+        (tending,),
     ).fetchone()
     return None if row is None or row[0] is None else float(row[0])

@@ -34,6 +34,7 @@ GRACE = 5.0  # seconds: a relay that dies between dispatch and settle costs this
 LONGEST_WAIT = 3600.0
 FEW = 50  # orphans that a relay looks at between two rounds
 SOON, CROWDED = 0.02, 0.1  # seconds before the next round: after one that sent something, and after one that could not
+WHOLE = 10  # looks that find nothing due, after which a round is made all the same
 NAMED = frozenset({"step", "effect", "compensation"})  # a compensation goes by its effect, whose time limit it has
 
 
@@ -120,7 +121,9 @@ class Relay:
     # The loop.
 
     def run(self) -> None:
-        """Work until `stop`: woken by NOTIFY, by the next due row, and at the latest by the poll interval."""
+        """Work until `stop`: woken by NOTIFY and by the next due row, for which it looks at the latest each poll
+        interval.
+        """
         while not self._stop.is_set():
             try:
                 done = self.once()
@@ -141,20 +144,32 @@ class Relay:
         self._stop.set()
 
     def _wait(self, done: Pass) -> None:
+        """Wait until there is something to do. An idle ledger is asked one question each poll interval: what is due
+        without a word (its committer died before it published) is found as soon as by whole rounds.
+        """
         if done.failed:
             self._stop.wait(min(1.0, self.settings.relay.poll))  # the broker is away: its rows come due by themselves
             return
         listener = self._listening()
-        if self._goes_on:
-            return
-        due = outbox.next_due(self._connected())
-        # Rows that are due and were not sent wait for their lane's room, which claims and the clock make.
-        soonest = SOON if done.published else CROWDED
-        seconds = self.settings.relay.poll if due is None else min(max(due, soonest), self.settings.relay.poll)
+        soonest, poll = SOON if done.published else CROWDED, self.settings.relay.poll
+        for _ in range(WHOLE):
+            if self._goes_on:
+                return
+            due = outbox.next_due(self._connected(), tending=poll)
+            # Rows that are due and were not sent wait for their lane's room, which claims and the clock make.
+            seconds = poll if due is None else min(max(due, soonest), poll)
+            if self._is_told(listener, seconds) or (due is not None and due <= seconds):
+                return
+            self._scan_if_late()
+            soonest = 0.0
+
+    def _is_told(self, listener: Connection, seconds: float) -> bool:
+        """Wait so long, or until somebody says that there is something to do, or that it is over."""
         until = time.monotonic() + seconds
         while not self._stop.is_set() and (left := until - time.monotonic()) > 0:
             for _ in listener.notifies(timeout=min(left, 0.5), stop_after=1):
-                return
+                return True
+        return self._stop.is_set()
 
     def _scan_if_late(self) -> None:
         """Scan when the beat's scan has not come: any relay is good for that."""

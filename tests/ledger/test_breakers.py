@@ -40,6 +40,24 @@ def plan(verbs: Verbs, query: str) -> str:
     return "\n".join(row["QUERY PLAN"] for row in verbs.rows("EXPLAIN " + query))
 
 
+def test_a_breaker_that_is_not_closed_is_looked_after_at_each_poll(verbs: Verbs, breaking: Breaking) -> None:
+    at_rest = outbox.next_due(verbs.connection, tending=0.5)
+    breaking.open()
+
+    assert (at_rest, outbox.next_due(verbs.connection, tending=0.5)) == (None, 0.5)
+
+
+def test_what_a_closed_breaker_has_set_aside_is_looked_after_at_each_poll(
+    verbs: Verbs, clock: Clock, breaking: Breaking
+) -> None:
+    asking(verbs)
+    breaking.open()
+    due(verbs, clock)
+    verbs.connection.execute("UPDATE safepoint.breakers SET state = 'closed'")
+
+    assert outbox.next_due(verbs.connection, tending=0.5) == 0.5
+
+
 # Claims.
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from ledger_verbs import LEASE, Verbs, ask, key
 from safepoint.config.settings import Settings
 from safepoint.ledger import lanes
 from safepoint.recovery import admission
-from safepoint.tasks.relay import Relay, redispatch_after
+from safepoint.tasks.relay import WHOLE, Pass, Relay, redispatch_after
 from workshop import Belt, settings_of
 
 A = key("a#1")
@@ -310,6 +311,46 @@ def test_a_word_on_a_lane_wakes_the_relay(crowd: Crowd, relays: MakeRelay, event
     loop.join(timeout=5)
     assert while_paused == []
     assert {message.run for message in belt.sent} == {str(run) for run in runs}
+
+
+def polling(relay: Relay, seconds: float) -> None:
+    """Let this relay look so often; nobody scans late meanwhile."""
+    table = relay.settings.relay.model_copy(update={"poll": seconds})
+    relay.settings = relay.settings.model_copy(update={"relay": table})
+    relay._scanned = time.monotonic()
+
+
+def test_an_idle_relay_asks_one_question_each_poll_until_a_whole_round(
+    crowd: Crowd, relays: MakeRelay, crowded_ledger_url: str
+) -> None:
+    crowd()
+    with LedgerProxy(crowded_ledger_url) as proxy:
+        relay, _ = relays(proxy.url)
+        polling(relay, 0.01)
+
+        relay._wait(Pass())
+
+        assert list(proxy.statements.values()) == [WHOLE]
+
+
+def test_p17_what_comes_due_without_a_word_is_sent_at_the_next_poll(
+    crowd: Crowd, relays: MakeRelay, eventually: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("safepoint.tasks.relay.WHOLE", 10**6)  # no whole round comes to help
+    verbs = crowd()
+    run = verbs.begun(ask("a#1"))
+    verbs.connection.execute("UPDATE safepoint.steps SET due_at = due_at + interval '1 day' WHERE status = 'ready'")
+    relay, belt = relays()
+    polling(relay, 0.05)
+    loop = threading.Thread(target=relay.run)
+    loop.start()
+    eventually(lambda: assert_listening(verbs))
+
+    verbs.connection.execute("UPDATE safepoint.steps SET due_at = safepoint.now() WHERE status = 'ready'")
+
+    eventually(lambda: assert_sent(belt, run))
+    relay.stop()
+    loop.join(timeout=5)
 
 
 def assert_count(belt: Belt, count: int) -> None:
