@@ -185,14 +185,19 @@ DECLARE
     instant timestamptz := safepoint.now();
     grace interval := make_interval(secs => p_cancel_grace);
 BEGIN
-    -- By runs_deadline and runs_cancelling; found without a lock, so looked at again with it.
-    FOR x IN SELECT q.run_id, q.cancel_at IS NOT NULL AS overdue FROM runs q WHERE q.run_id IN (
-                 (SELECT run_id FROM runs WHERE finished_at IS NULL AND ending IS NULL AND deadline <= instant AND cancel_at IS NULL
-                   ORDER BY deadline LIMIT p_limit)
-                 UNION ALL
-                 (SELECT run_id FROM runs WHERE finished_at IS NULL AND ending IS NULL AND cancel_at <= instant - grace ORDER BY cancel_at LIMIT p_limit))
-                 AND q.finished_at IS NULL AND q.ending IS NULL AND (q.deadline <= instant AND q.cancel_at IS NULL OR q.cancel_at <= instant - grace)
-              ORDER BY q.run_id LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED LOOP
+    -- By runs_deadline and runs_cancelling; found without a lock, so looked at again with it. Row by row: to have them in the order of their ids,
+    -- the planner would read all runs.
+    FOR x IN SELECT q.run_id, q.overdue FROM (
+                 SELECT y.run_id FROM (
+                     (SELECT run_id FROM runs WHERE finished_at IS NULL AND ending IS NULL AND deadline <= instant AND cancel_at IS NULL
+                       ORDER BY deadline LIMIT p_limit)
+                     UNION ALL
+                     (SELECT run_id FROM runs WHERE finished_at IS NULL AND ending IS NULL AND cancel_at <= instant - grace ORDER BY cancel_at LIMIT p_limit)) y
+                  ORDER BY y.run_id LIMIT p_limit) d CROSS JOIN LATERAL (
+                 SELECT o.run_id, o.cancel_at IS NOT NULL AS overdue FROM runs o
+                  WHERE o.run_id = d.run_id AND o.finished_at IS NULL AND o.ending IS NULL
+                    AND (o.deadline <= instant AND o.cancel_at IS NULL OR o.cancel_at <= instant - grace)
+                    FOR NO KEY UPDATE SKIP LOCKED) q LOOP
         IF x.overdue THEN
             UPDATE runs SET ending = 'cancelled' WHERE run_id = x.run_id;
             UPDATE steps SET status = 'cancelled', claim_token = NULL, due_at = NULL WHERE run_id = x.run_id AND status IN ('ready', 'waiting', 'held')
@@ -205,18 +210,33 @@ BEGIN
 END $$;
 
 -- (e) of the scan: live runs without any open step.
-CREATE FUNCTION safepoint.revive_stalled_v1(p_limit integer) RETURNS integer LANGUAGE plpgsql
+CREATE FUNCTION safepoint.revive_stalled_v1(p_limit integer, p_part integer DEFAULT 20000) RETURNS integer LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
-    x record;
+    suspects uuid[];
+    suspect uuid;
     n integer := 0;
     instant timestamptz := safepoint.now();
 BEGIN
-    FOR x IN SELECT r.run_id FROM runs r WHERE r.finished_at IS NULL AND r.holds = '{}' AND r.paused_at IS NULL AND r.ending IS NULL
-               AND r.updated_at < instant - interval '5 s'
-               AND NOT EXISTS (SELECT FROM steps s WHERE s.run_id = r.run_id AND s.status IN ('ready', 'running', 'waiting', 'held'))
-              ORDER BY r.run_id LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED LOOP
-        IF advance_v1(x.run_id) THEN n := n + 1; END IF;
+    -- By runs_live; each look goes on where the one before has ended, and begins anew after the last of them.
+    WITH part AS MATERIALIZED (
+        SELECT q.run_id, q.created_at, q.holds = '{}' AND q.paused_at IS NULL AND q.ending IS NULL AND q.updated_at < instant - interval '5 s'
+               -- OFFSET 0: by steps_open for each, where the planner might read all that is open.
+               AND NOT EXISTS (SELECT FROM steps s WHERE s.run_id = q.run_id AND s.status IN ('ready', 'running', 'waiting', 'held') OFFSET 0) AS is_suspect
+          FROM identity i CROSS JOIN LATERAL (SELECT o.* FROM runs o WHERE o.finished_at IS NULL AND (o.created_at, o.run_id) > (i.stalled_at, i.stalled_run)
+                                               ORDER BY o.created_at, o.run_id LIMIT p_part) q
+    ), place AS (
+        SELECT created_at, run_id FROM part WHERE (SELECT count(*) FROM part) = p_part ORDER BY created_at DESC, run_id DESC LIMIT 1
+    ), noted AS (
+        UPDATE identity SET stalled_at = coalesce((SELECT created_at FROM place), '-infinity'),
+               stalled_run = coalesce((SELECT run_id FROM place), '00000000-0000-0000-0000-000000000000')
+         WHERE stalled_at > '-infinity' OR EXISTS (SELECT FROM place)
+    )
+    SELECT array_agg(run_id ORDER BY run_id) INTO suspects FROM part WHERE is_suspect;
+    FOREACH suspect IN ARRAY coalesce(suspects[:p_limit], '{}') LOOP
+        PERFORM FROM runs r WHERE r.run_id = suspect AND r.finished_at IS NULL AND r.holds = '{}' AND r.paused_at IS NULL AND r.ending IS NULL
+            AND r.updated_at < instant - interval '5 s' FOR NO KEY UPDATE SKIP LOCKED;
+        IF FOUND AND advance_v1(suspect) THEN n := n + 1; END IF;
     END LOOP;
     RETURN n;
 END $$;

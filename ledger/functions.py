@@ -29,7 +29,7 @@ PARTS: Final = (
 )
 # Functions whose arguments or answers have changed since some release cannot be replaced; the others keep what they
 # were granted to.
-CHANGED: Final = ("claim_v1", "commit_v1", "retry_v1", "release_v1", "register_v1")
+CHANGED: Final = ("claim_v1", "commit_v1", "retry_v1", "release_v1", "register_v1", "revive_stalled_v1")
 
 _DROP: Final = """
 DO $$ DECLARE f record; BEGIN

@@ -46,6 +46,10 @@ _LOOK: Final = (
     " FROM safepoint.runs WHERE run_id = %s"
 )
 
+_HEAD: Final = SQL(
+    "(SELECT run_id, created_at FROM safepoint.runs WHERE {} ORDER BY created_at DESC, run_id DESC LIMIT %(limit)s)"
+)
+
 
 def read(connection: Connection, run_id: str | UUID, *, whole: bool = True) -> Progress | None:
     """Read a run, or None; without `whole` its result is left where it is."""
@@ -66,11 +70,13 @@ def find(
     limit: int = 100,
 ) -> list[str]:
     """Return the ids of the newest runs that match, the newest first."""
-    where, values = _matching(tags=tags, status=status, flow=flow, tenant=tenant)
+    where, values = _matching(tags=tags, flow=flow, tenant=tenant)
+    # Each status for itself, as in `views`: by runs_listed, which goes by tenant and status, and the like.
+    among = tuple(dict.fromkeys(map(str, status))) or (tuple(map(str, RunStatus)) if tenant is not None else ())
+    heads = [_HEAD.format(SQL("{} AND status = {}").format(where, one)) for one in among] or [_HEAD.format(where)]
     rows = connection.execute(
-        # runs_tagged with tags, runs_listed with a tenant; else the runs themselves, the newest first by their ids.
-        SQL("SELECT run_id FROM safepoint.runs WHERE {} ORDER BY created_at DESC, run_id DESC LIMIT %(limit)s").format(
-            where
+        SQL("SELECT run_id FROM ({}) x ORDER BY created_at DESC, run_id DESC LIMIT %(limit)s").format(
+            SQL(" UNION ALL ").join(heads)
         ),
         {**values, "limit": limit},
     ).fetchall()
@@ -85,7 +91,7 @@ def count(
     tenant: str | None = None,
 ) -> dict[str, int]:
     """Count the runs that match, by status."""
-    where, values = _matching(tags=tags, status=(), flow=flow, tenant=tenant)
+    where, values = _matching(tags=tags, flow=flow, tenant=tenant)
     rows = connection.execute(
         SQL("SELECT status, count(*) FROM safepoint.runs WHERE {} GROUP BY status ORDER BY status").format(where),
         values,
@@ -94,16 +100,13 @@ def count(
 
 
 def _matching(
-    *, tags: Mapping[str, str] | None, status: Sequence[str], flow: str | None, tenant: str | None
+    *, tags: Mapping[str, str] | None, flow: str | None, tenant: str | None
 ) -> tuple[Composed, dict[str, Any]]:
     parts = [SQL("true")]
     values: dict[str, Any] = {}
     if tags:
-        parts.append(SQL("tags @> %(tags)s"))
+        parts.append(SQL("tags @> %(tags)s AND tags <> '{}'"))  # the second says what runs_tagged holds
         values["tags"] = Jsonb(dict(tags))
-    if status:
-        parts.append(SQL("status = ANY (%(status)s)"))
-        values["status"] = [str(one) for one in status]
     if flow is not None:
         parts.append(SQL("flow = %(flow)s"))
         values["flow"] = flow

@@ -63,8 +63,9 @@ DECLARE
 BEGIN
     fired := fire_due_v1(p_limit);
     ended := expire_runs_v1(p_limit, p_cancel_grace);
-    -- A stalled run is a bug's work, and looking for one costs a pass over the live runs: now and then is enough.
-    UPDATE identity SET stalled_checked_at = instant WHERE stalled_checked_at < instant - interval '30 s';
+    -- A stalled run is a bug's work, and looking for one costs a pass over the live runs: now and then is enough, and of very many a part at a time.
+    UPDATE identity SET stalled_checked_at = instant
+     WHERE stalled_checked_at < instant - CASE stalled_at WHEN '-infinity' THEN interval '30 s' ELSE interval '5 s' END;
     revived := CASE WHEN FOUND THEN revive_stalled_v1(p_limit) ELSE 0 END;
     delivered := deliver_v1(p_limit);
     SELECT count(*) FILTER (WHERE x.dispatched_at IS NULL), count(*) FILTER (WHERE x.dispatched_at IS NOT NULL) INTO undelivered, unsettled FROM (

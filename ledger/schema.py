@@ -68,6 +68,8 @@ identity = Table(
     Column("stalled_checked_at", INSTANT, nullable=False, server_default=NEVER),
     Column("takeover_after", INSTANT, nullable=False, server_default=NEVER),
     Column("changed_at", INSTANT, nullable=False, server_default=CLOCK),
+    Column("stalled_at", INSTANT, nullable=False, server_default=NEVER),
+    must("stalled_run", Uuid, "'00000000-0000-0000-0000-000000000000'"),
 )  # fmt: skip
 
 runs = Table(
@@ -94,7 +96,11 @@ runs = Table(
     CheckConstraint(f"({_IS_FINAL}) = (finished_at IS NOT NULL)", name="runs_final_has_finished_at"),
     postgresql_with={"fillfactor": 80},
 )  # fmt: skip
-Index("runs_listed", runs.c.tenant_id, runs.c.created_at.desc())
+_NEWEST = (runs.c.created_at.desc(), runs.c.run_id.desc())
+Index("runs_listed", runs.c.tenant_id, runs.c.status, *_NEWEST)
+Index("runs_newest", *_NEWEST)
+Index("runs_in_status", runs.c.status, *_NEWEST)
+Index("runs_of_flow", runs.c.flow, *_NEWEST)
 Index(
     "runs_tagged",
     runs.c.tags,
