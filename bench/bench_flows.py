@@ -33,3 +33,28 @@ async def counted(steps: int) -> int:
     for _ in range(steps):
         so_far = await count(so_far)
     return so_far
+
+
+@step
+def burn(seconds: float) -> float:
+    """Take a while of this thread's processor, as parsing and computing do."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+    return seconds
+
+
+@flow
+async def waited(steps: int, seconds: float) -> int:
+    """Run steps that wait, one after the other."""
+    for _ in range(steps):
+        await hold(seconds)
+    return steps
+
+
+@flow
+async def burnt(steps: int, seconds: float) -> int:
+    """Run steps that compute, one after the other."""
+    for _ in range(steps):
+        await burn(seconds)
+    return steps

@@ -72,7 +72,16 @@ class Ledger:
     def calls(self) -> list[Callable[[], None]]:
         """Return all that one pass measures, in its order."""
         lists = [lambda name=name, terms=terms: self._list(name, terms) for name, terms in LISTS.items()]
-        return [self._runs, self._idle_round, self._scan, self._stalled, self._prune, *lists, self._next_page, self._show]
+        return [
+            self._runs,
+            self._idle_round,
+            self._scan,
+            self._stalled,
+            self._prune,
+            *lists,
+            self._next_page,
+            self._show,
+        ]
 
     def name(self, name: str) -> None:
         """Let the server's log say what it is that runs."""

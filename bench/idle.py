@@ -111,7 +111,8 @@ def measure(name: str, urls: tuple[str, str], seconds: float, *, pool: str) -> N
         costs = watch({**ours, **theirs}, seconds)
         counts = statements(log, since)
     mine = [cost for cost in costs if cost.role in ours.values()]
-    print(f"\n{name}, {pool}, {seconds:.0f} s\n\n| process | % of a core | PSS, MiB | RSS, MiB |\n| --- | --- | --- | --- |")
+    print(f"\n{name}, {pool}, {seconds:.0f} s\n")
+    print("| process | % of a core | PSS, MiB | RSS, MiB |\n| --- | --- | --- | --- |")
     for cost in mine:
         print(f"| {cost.role} | {cost.cpu:.2f} | {cost.pss:.0f} | {cost.rss:.0f} |")
     total = sum(cost.cpu for cost in mine)
@@ -119,7 +120,8 @@ def measure(name: str, urls: tuple[str, str], seconds: float, *, pool: str) -> N
     for server in sorted({cost.role for cost in costs} - set(ours.values())):
         print(f"| {server} | {sum(cost.cpu for cost in costs if cost.role == server):.2f} | | |")
     each = sum(counts.values()) / seconds
-    print(f"\nstatements a second: **{each:.2f}** {verdict(each, STATEMENTS)}\n\n| who | what | a second |\n| --- | --- | --- |")
+    print(f"\nstatements a second: **{each:.2f}** {verdict(each, STATEMENTS)}\n")
+    print("| who | what | a second |\n| --- | --- | --- |")
     for (who, what), count in counts.most_common(15):
         print(f"| {who} | `{what}` | {count / seconds:.2f} |", flush=True)
 

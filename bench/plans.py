@@ -76,7 +76,7 @@ def _suspects(call: str, node: dict[str, Any], query: str) -> Iterator[Suspect]:
     rows = node.get("Actual Rows", 0) * loops
     read = rows + sum(node.get(f"Rows Removed by {why}", 0) for why in ("Filter", "Index Recheck")) * loops
     kind, name = node["Node Type"], node.get("Index Name") or node.get("Relation Name", "")
-    if kind in ("Sort", "Incremental Sort", "Hash", "Materialize") and rows >= MANY or "Scan" in kind and read >= MANY:
+    if (kind in ("Sort", "Incremental Sort", "Hash") and rows >= MANY) or ("Scan" in kind and read >= MANY):
         yield Suspect(call, kind, name, read, query[:160])
     for child in node.get("Plans", ()):
         yield from _suspects(call, child, query)

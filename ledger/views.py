@@ -10,7 +10,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, Text, and_, cast, func, literal, select, text, tuple_, union_all
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Select,
+    Text,
+    and_,
+    cast,
+    func,
+    literal,
+    select,
+    text,
+    tuple_,
+    union_all,
+)
 
 from .document import money, parsed, shown
 from .instant import iso
@@ -67,7 +81,7 @@ def list_runs(
     return [_envelope(row, open_.get(row["run_id"], ())) for row in found]
 
 
-def newest(  # noqa: PLR0913  # the filters of a list
+def newest(  # the filters of a list
     tenant: str | None = None,
     status: Sequence[str] = (),
     *,
@@ -75,7 +89,7 @@ def newest(  # noqa: PLR0913  # the filters of a list
     tags: Mapping[str, str] | None = None,
     limit: int = 50,
     before: UUID | None = None,
-) -> Select[tuple[UUID]]:
+) -> Select[UUID]:
     """Select the ids of the newest runs that match.
 
     Each status for itself: it is read off an index in its order, and no more of it than is shown. Of several at once
@@ -104,9 +118,7 @@ def find_runs(connection: Connection, beginning: str, *, limit: int = 5) -> list
     return list(connection.scalars(query))
 
 
-def _matching(
-    *, tenant: str | None, flow: str | None, tags: Mapping[str, str]
-) -> list[ColumnElement[bool]]:
+def _matching(*, tenant: str | None, flow: str | None, tags: Mapping[str, str]) -> list[ColumnElement[bool]]:
     name, _, version = (flow or "").partition("@")
     wanted: tuple[tuple[object, ColumnElement[bool]], ...] = (
         (tenant is not None, runs.c.tenant_id == tenant),

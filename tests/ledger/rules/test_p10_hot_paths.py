@@ -16,18 +16,21 @@ ROWS, FEW = 1500, 300  # runs, and what of a big table one call may read
 # Two of three runs have ended; of what is rare there are five.
 FILL = """
 CREATE TEMP TABLE told ON COMMIT DROP AS
-    SELECT run_id, n, n % 3 > 0 AS ended FROM (SELECT run_id, row_number() OVER (ORDER BY run_id) AS n FROM safepoint.runs) x;
+    SELECT run_id, n, n % 3 > 0 AS ended
+      FROM (SELECT run_id, row_number() OVER (ORDER BY run_id) AS n FROM safepoint.runs) x;
 UPDATE safepoint.steps s SET status = CASE WHEN ended THEN 'cancelled' ELSE 'waiting' END, due_at = NULL, queued = 0
   FROM told t WHERE t.run_id = s.run_id;
 UPDATE safepoint.runs r SET created_at = created_at - make_interval(hours => n::integer), updated_at = created_at,
        finished_at = CASE WHEN ended THEN created_at END, ending = CASE WHEN ended THEN 'succeeded' END,
-       status = CASE WHEN n % 30 = 1 THEN 'failed' WHEN ended THEN 'succeeded' WHEN n % 300 = 3 THEN 'held' ELSE 'waiting' END,
+       status = CASE WHEN n % 30 = 1 THEN 'failed' WHEN ended THEN 'succeeded'
+                     WHEN n % 300 = 3 THEN 'held' ELSE 'waiting' END,
        holds = CASE WHEN n % 300 = 3 THEN '{"person": {}}' ELSE '{}'::jsonb END,
-       flow = CASE n % 300 WHEN 0 THEN 'rare' ELSE 'f' END, tenant_id = CASE n % 300 WHEN 2 THEN 'small' ELSE 'default' END,
+       flow = CASE n % 300 WHEN 0 THEN 'rare' ELSE 'f' END,
+       tenant_id = CASE n % 300 WHEN 2 THEN 'small' ELSE 'default' END,
        tags = CASE WHEN n % 300 = 4 THEN '{"case": "rare"}' WHEN n % 10 = 3 THEN '{"team": "sre"}' ELSE '{}'::jsonb END
   FROM told t WHERE t.run_id = r.run_id;
-INSERT INTO safepoint.steps (run_id, generation, path, step_id, iteration, tenant_id, kind, name, status, lane, home_lane,
-       ready_at, created_at, commit_seq)
+INSERT INTO safepoint.steps (run_id, generation, path, step_id, iteration, tenant_id, kind, name, status, lane,
+       home_lane, ready_at, created_at, commit_seq)
     SELECT run_id, 1, '', 's', k, 'default', 'step', 's', 'succeeded', 'online', 'online', safepoint.now(),
            safepoint.now(), k FROM told, generate_series(1, 4) AS k;
 INSERT INTO safepoint.events (run_id, seq, tenant_id, type, at)
@@ -80,7 +83,10 @@ HOT: dict[str, Callable[[Verbs], Any]] = {
     "prune": pruned,
     "the next page": page,
     **{f"runs {name}": lambda verbs, terms=terms: listed(verbs, **terms) for name, terms in FILTERS.items()},
-    **{f"ids {name}": lambda verbs, terms=terms: progress.find(verbs.connection, **terms) for name, terms in FILTERS.items()},
+    **{
+        f"ids {name}": lambda verbs, terms=terms: progress.find(verbs.connection, **terms)
+        for name, terms in FILTERS.items()
+    },
 }
 
 
