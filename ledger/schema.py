@@ -100,7 +100,7 @@ _NEWEST = (runs.c.created_at.desc(), runs.c.run_id.desc())
 Index("runs_listed", runs.c.tenant_id, runs.c.status, *_NEWEST)
 Index("runs_newest", *_NEWEST)
 Index("runs_in_status", runs.c.status, *_NEWEST)
-Index("runs_of_flow", runs.c.flow, *_NEWEST)
+Index("runs_of_flow", runs.c.flow, *_NEWEST, runs.c.workflow_version)
 Index(
     "runs_tagged",
     runs.c.tags,
