@@ -16,6 +16,7 @@ from .errors import LedgerUnavailable
 __all__ = ["Connection", "connect", "is_outage", "psycopg_url"]
 
 Connection = psycopg.Connection[TupleRow]
+UNPREPARED = "prepared_statements=off"  # a parameter of the URL, ours
 
 # Classes of SQLSTATE that say "the server cannot answer now": connection, resources, operator intervention, and a
 # read-only standby.
@@ -23,8 +24,10 @@ _OUTAGES = ("08", "53", "57", "58", "25006")
 
 
 def psycopg_url(url: str) -> str:
-    """Return the URL as libpq reads it, without SQLAlchemy's driver name."""
-    return url.replace("postgresql+psycopg://", "postgresql://", 1)
+    """Return the URL as libpq reads it, without SQLAlchemy's driver name and our own parameter."""
+    place, _, query = url.replace("postgresql+psycopg://", "postgresql://", 1).partition("?")
+    kept = "&".join(part for part in query.split("&") if part not in ("", UNPREPARED))
+    return f"{place}?{kept}" if kept else place
 
 
 def connect(
@@ -41,6 +44,9 @@ def connect(
     With `generic` each statement is planned once, whatever its arguments: for connections that ask the same few
     questions by primary key, where planning again costs more than executing.
 
+    Statements are prepared, unless the URL says `prepared_statements=off`: a transaction pooler that does not know them
+    (PgBouncer before 1.21) hands them to a session that has never seen them.
+
     Raises:
         LedgerUnavailable: the server does not answer, or refuses this client.
     """
@@ -56,7 +62,8 @@ def connect(
         + (" -c plan_cache_mode=force_generic_plan" if generic else ""),
     }
     try:
-        connection = psycopg.connect(psycopg_url(url), autocommit=autocommit, prepare_threshold=1, **options)
+        threshold = None if UNPREPARED in url.partition("?")[2].split("&") else 1
+        connection = psycopg.connect(psycopg_url(url), autocommit=autocommit, prepare_threshold=threshold, **options)
     except psycopg.OperationalError as error:
         raise LedgerUnavailable(text=" ".join(str(error).split())) from error
     set_json_loads(orjson.loads, connection)

@@ -51,7 +51,8 @@ def upgrade(ledger_url: str) -> SchemaState:
     if found.is_unknown:
         raise SchemaTooNew(found=str(found.current), needed=found.wanted)
     url = "postgresql+psycopg://" + psycopg_url(ledger_url).partition("://")[2]
-    with create_engine(url, poolclass=NullPool).begin() as connection:
+    # Nothing prepared: what is done once gains nothing by it, and a transaction pooler may not know it.
+    with create_engine(url, poolclass=NullPool, connect_args={"prepare_threshold": None}).begin() as connection:
         # Two processes that start at once: the second one waits and then finds nothing to do.
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('safepoint.upgrade'))"))
         connection.execute(text("CREATE SCHEMA IF NOT EXISTS safepoint"))

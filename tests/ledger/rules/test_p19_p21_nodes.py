@@ -230,6 +230,13 @@ def test_p21_a_transaction_pooler_is_noticed_and_a_direct_connection_is_not(crow
     assert not nodes.session_locks_work(pooled, other, "pooled")
 
 
+def test_p21_a_pooler_that_lends_two_clients_one_backend_in_turn_is_noticed(crowd: Crowd) -> None:
+    backend = crowd().connection  # what an idle pooler makes of both: the one that was used last
+    assert nodes.hold_session_lock(backend, "pooled")
+
+    assert not nodes.session_locks_work(backend, backend, "pooled")
+
+
 def test_p21_without_a_lock_leases_alone_decide(verbs: Verbs, clock: Clock) -> None:
     run = verbs.begun(ask("a#1"))
     claimed = verbs.claimed(run, A)
