@@ -56,7 +56,7 @@ END $$;
 CREATE FUNCTION safepoint.chores_v1(p_limit integer, p_cancel_grace double precision) RETURNS TABLE (
     fired integer, ended integer, revived integer, delivered integer, undelivered integer, unsettled integer
 ) LANGUAGE plpgsql
-SET search_path = safepoint, pg_temp AS $$
+SET search_path = safepoint, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     instant timestamptz := safepoint.now();
