@@ -12,10 +12,13 @@ import sys
 
 import admission
 import growth
+import idle
 import intake
+import pools
 import retention
 import storm
 import takeover
+import ten_million
 
 PARTS = {
     "intake": intake.main,
@@ -23,6 +26,9 @@ PARTS = {
     "growth": growth.main,
     "retention": retention.main,
     "admission": admission.main,
+    "idle": idle.main,
+    "pools": pools.main,
+    "ten-million": ten_million.main,
     "storm": storm.main,
     "storm-outage": storm.outage,
 }
