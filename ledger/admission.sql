@@ -3,10 +3,12 @@
 -- go, and a tenant that was away gets no credit for it. Turns outlive a round, so that a lane that lets one row a round through is as fair as one that
 -- lets a hundred. Within a tenant what continues a run comes before a start, then priority, then deadline, then age (or deadline before priority).
 -- With the lane's row locked; p_room rows at most, and of a tenant no more than its cap leaves: counted from rows, like everything.
--- Cost: one look into steps_queue for each tenant that has something there, and one for each row admitted, however many lie behind them.
+-- Cost: one look into steps_queue for each tenant that has something there, and one for each row admitted, however many lie behind them. So that this holds
+-- whatever the planner thinks of a backlog, plans are made once for all lanes and tenants (left to itself it plans each look anew over a large backlog, which
+-- costs more than looking), and by indexes alone, row by row (it cannot know how few rows a limit that is a parameter lets through).
 CREATE FUNCTION safepoint.admit_v1(l safepoint.lanes, p_room integer, p_grace double precision, p_now timestamptz)
 RETURNS SETOF safepoint.steps LANGUAGE plpgsql
-SET search_path = safepoint, pg_temp AS $$
+SET search_path = safepoint, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     x steps%ROWTYPE;
     without text[] := '{}';

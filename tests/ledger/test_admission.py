@@ -131,6 +131,27 @@ def test_p12_the_heads_of_a_queue_are_read_off_an_index(loud: Verbs, lane: str, 
     assert (after[0] - before[0], after[1] - before[1] <= 30) == (0, True)
 
 
+@pytest.mark.parametrize("order", ["priority", "deadline"])
+def test_p12_a_look_into_a_large_backlog_is_planned_once(loud: Verbs, order: str) -> None:
+    """Not anew for each tenant, which costs more than the look."""
+    loud.connection.execute("UPDATE safepoint.lanes SET paused = name <> 'tools'")
+    backlog(loud, 20, lane="tools", tenant="quiet")
+    limit(loud, "tools", rate=100.0, burst=100, order=order)
+    for _ in range(6):  # PostgreSQL tries five plans before it chooses
+        outbox.dispatch(loud.connection, limit=1, grace=5.0, redispatch_after=10.0)
+    planned: list[str] = []
+    loud.connection.add_notice_handler(lambda notice: planned.append(notice.context or ""))
+    loud.connection.execute("SET LOCAL client_min_messages = log")
+    loud.connection.execute("SET LOCAL debug_print_plan = on")
+    planned.clear()
+
+    rows = outbox.dispatch(loud.connection, limit=2, grace=5.0, redispatch_after=10.0)
+
+    assert len(rows) == 2
+    assert planned[0] == ""  # the call's own
+    assert [context for context in planned if "admit_v1" in context] == []
+
+
 def test_p12_a_thousand_tenants_cost_one_look_each(loud: Verbs) -> None:
     loud.connection.execute("UPDATE safepoint.steps SET tenant_id = 't' || iteration % 1000 WHERE lane = 'open'")
     limit(loud, "open", in_flight=1)
