@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from peers.step_body import Value, touch
 from safepoint import flow, step
 
 
@@ -58,3 +59,17 @@ async def burnt(steps: int, seconds: float) -> int:
     for _ in range(steps):
         await burn(seconds)
     return steps
+
+
+@step
+def hand_on(value: Value) -> Value:
+    """Do nothing with two hundred bytes of JSON."""
+    return touch(value)
+
+
+@flow
+async def handed_on(value: Value, steps: int) -> Value:
+    """Hand a value through many steps, one after the other."""
+    for _ in range(steps):
+        value = await hand_on(value)
+    return value
