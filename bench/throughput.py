@@ -13,9 +13,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from contenders import CONTENDERS, Contender
+from contenders import CONTENDERS
 from servers import Servers, serving
 from spent import Bill, Meter
+from starting import Contender
 
 __all__ = ["Round", "once"]
 

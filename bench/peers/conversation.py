@@ -11,11 +11,11 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TextIO
 
 from step_body import new_value
 
-__all__ = ["Start", "Wait", "converse"]
+__all__ = ["Start", "Wait", "converse", "say_ready"]
 
 Value = dict[str, Any]
 Wait = Callable[[], Value]
@@ -24,14 +24,20 @@ Start = Callable[[Value, int], Wait]
 
 def converse(start: Start, *, threads: int = 0, **more: Callable[..., Any]) -> None:
     """Answer until the input ends; with `threads`, each run is begun and waited for in one of so many threads."""
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a library prints is no answer
+    out = say_ready()
     kinds = {"many": _many(start, threads), "alone": _alone(start), "long": _long(start), "enqueue": _enqueue(start)}
     kinds |= more
-    out.write(json.dumps({"ready": os.getpid()}) + "\n")
     for line in sys.stdin:
         asked = json.loads(line)
         out.write(json.dumps(kinds[asked.pop("do")](**asked)) + "\n")
+
+
+def say_ready() -> TextIO:
+    """Say that questions, or work, may come; return where answers go."""
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what a library prints is no answer
+    out.write(json.dumps({"ready": os.getpid()}) + "\n")
+    return out
 
 
 def _many(start: Start, threads: int) -> Callable[..., dict[str, float]]:
