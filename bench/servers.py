@@ -66,6 +66,7 @@ def serving() -> Iterator[Servers]:
         pid = _pid_of_postgres(home / "servers")
         with psycopg.connect(admin_url, autocommit=True) as admin:
             admin.execute("CREATE EXTENSION pg_stat_statements")
+            admin.execute("CREATE EXTENSION pg_walinspect")
             version = str(admin.info.parameter_status("server_version"))
         redis_port, redis_pid, redis_version = ending.enter_context(_redis(home))
         servers = Servers(

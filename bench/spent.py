@@ -8,27 +8,38 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Literal, LiteralString, Self
 
 import psycopg
 
 __all__ = ["Bill", "Meter", "parse_stat", "tree_seconds"]
 
 _TICK = os.sysconf("SC_CLK_TCK")
-_COUNTERS = """
-SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn, pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
-       (SELECT coalesce(sum(calls), 0) FROM pg_stat_statements WHERE query NOT ILIKE '%%pg_stat_statements%%')
+_CALLS = "SELECT coalesce(sum(calls), 0)::int FROM pg_stat_statements WHERE query NOT ILIKE '%%pg_stat_statements%%'"
+# The log itself says what was committed: sessions tell the statistics up to ten seconds late.
+_LOGGED = """
+SELECT coalesce(sum(record_size), 0)::bigint, coalesce(sum(fpi_size), 0)::bigint,
+       coalesce(sum(count) FILTER (WHERE "resource_manager/record_type" = 'Transaction/COMMIT'), 0)::int
+  FROM pg_get_wal_stats(%s, %s, per_record => true)
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What a span of work has cost: seconds of processor by role, bytes of WAL, writing transactions, statements."""
+    """What a span of work has cost: seconds of processor by role, bytes of WAL in records and in whole pages,
+    transactions that wrote, and statements where they were counted.
+    """
 
     cpu: dict[str, float] = field(default_factory=dict)
-    wal: int = 0
-    writes: int = 0
+    records: int = 0
+    pages: int = 0
+    commits: int = 0
     statements: int = 0
+
+    @property
+    def wal(self) -> int:
+        """All bytes of WAL."""
+        return self.records + self.pages
 
 
 def parse_stat(text: str) -> tuple[int, int]:
@@ -70,25 +81,31 @@ class Meter:
         if self._counts:
             self._track("top")
             self._admin.execute("SELECT pg_stat_statements_reset()")
-        self._counters = self._read()
+        self._lsn = self._one("SELECT pg_current_wal_insert_lsn()")
         self._seconds = tree_seconds(self._roots)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        seconds, counters = tree_seconds(self._roots), self._read()
-        if self._counts:
-            self._track("none")
-        self._admin.close()
+        with self._admin:
+            seconds = tree_seconds(self._roots)
+            statements = self._one(_CALLS) if self._counts else 0
+            if self._counts:
+                self._track("none")
+            # Only what is on the disk can be read back: a commit of our own puts it there.
+            self._admin.execute("SELECT pg_current_xact_id()")
+            end = self._one("SELECT pg_current_wal_flush_lsn()")
+            logged = self._admin.execute(_LOGGED, (self._lsn, end)).fetchone() if end != self._lsn else (0, 0, 0)
+        assert logged is not None  # one row always
         cpu = {role: now - self._seconds[role] for role, now in seconds.items()}
-        self.bill = Bill(cpu, *(now - before for now, before in zip(counters, self._counters, strict=True)))
+        self.bill = Bill(cpu, *logged, statements)
 
-    def _read(self) -> tuple[int, ...]:
-        row = self._admin.execute(_COUNTERS).fetchone()
+    def _one(self, query: LiteralString) -> Any:
+        row = self._admin.execute(query).fetchone()
         assert row is not None  # one row always
-        return tuple(int(value) for value in row)
+        return row[0]
 
-    def _track(self, what: str) -> None:
+    def _track(self, what: Literal["top", "none"]) -> None:
         self._admin.execute(f"ALTER SYSTEM SET pg_stat_statements.track = '{what}'")
         self._admin.execute("SELECT pg_reload_conf()")

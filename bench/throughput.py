@@ -99,8 +99,9 @@ def show(rounds: dict[str, list[Round]]) -> None:
             f" | {statistics.median(cpus):.2f} ({min(cpus):.2f}-{max(cpus):.2f}) | {of_it}"
             f" | {statistics.median(x for one in done for x in one.alone):.2f}"
             f" | {statistics.median(x for one in done for x in one.start):.1f}"
-            f" | {statistics.median(one.bill.writes / one.steps for one in done):.2f}"
-            f" | {statistics.median(one.bill.wal / one.steps for one in done):.0f}"
+            f" | {statistics.median(one.bill.commits / one.steps for one in done):.2f}"
+            f" | {statistics.median(one.bill.records / one.steps for one in done):.0f}"
+            f" + {statistics.median(one.bill.pages / one.steps for one in done):.0f}"
             f" | statements/step {statements} |"
         )
 
