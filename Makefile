@@ -51,9 +51,9 @@ format: setup   ## what the formatter and the linter can mend by themselves
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup    ## measurements, printed as tables
-	$(BIN)/python bench
+bench: setup    ## ours beside its peers, into bench/RESULTS.md; QUICK=1 prints a little of it within five minutes
+	@exec $(BIN)/python bench
 
 clean:          ## everything that these targets have made
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage
+	rm -rf $(VENV) bench/.peers build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,7 +1,7 @@
-"""Measurements, as ratios in one run: `python bench [NAME ...]`; the names are those of `PARTS`.
+"""Measurements: `python bench` puts ours beside its peers; `python bench NAME ...` does what `PARTS` calls so.
 
 `QUICK=1` for less of it. No speed is asserted: a machine is as fast as it is. Each part starts its own servers and
-ends them. What admission and storm show: docs/measuring.md.
+ends them. What they show: docs/measuring.md.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import signal
 import sys
 
 import admission
+import compare
 import growth
 import idle
 import intake
@@ -21,6 +22,7 @@ import takeover
 import ten_million
 
 PARTS = {
+    "peers": compare.whole,
     "intake": intake.main,
     "takeover": takeover.main,
     "growth": growth.main,
@@ -35,15 +37,18 @@ PARTS = {
 
 
 def main() -> int:
-    """Run the named parts, or all of them."""
-    wanted = sys.argv[1:] or list(PARTS)
+    """Run the named parts, or the comparison with the peers."""
+    wanted = sys.argv[1:] or ["peers"]
     unknown = [name for name in wanted if name not in PARTS]
     if unknown:
         print(f"no such measurement: {', '.join(unknown)}; there are {', '.join(PARTS)}", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     for name in wanted:
-        PARTS[name](quick=os.environ.get("QUICK") == "1")
+        try:
+            PARTS[name](quick=os.environ.get("QUICK") == "1")
+        except KeyboardInterrupt:
+            return 130
     return 0
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, LiteralString, Self
 
 import psycopg
 
-__all__ = ["Bill", "Meter", "parse_stat", "tree_seconds"]
+__all__ = ["Bill", "Meter", "family", "parse_stat", "tree_seconds"]
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _CALLS = "SELECT coalesce(sum(calls), 0)::int FROM pg_stat_statements WHERE query NOT ILIKE '%%pg_stat_statements%%'"
@@ -50,23 +50,32 @@ def parse_stat(text: str) -> tuple[int, int]:
 
 def tree_seconds(roots: Mapping[str, int]) -> dict[str, float]:
     """Return the processor seconds of each root's process tree so far."""
-    parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
+    processes = _processes()
+    return {role: sum(processes[pid][1] for pid in _descend(root, processes)) / _TICK for role, root in roots.items()}
+
+
+def family(root: int) -> list[int]:
+    """Return a process and all that descend from it, as far as they live."""
+    return _descend(root, _processes())
+
+
+def _processes() -> dict[int, tuple[int, int]]:
+    found: dict[int, tuple[int, int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                parents[int(entry.name)], ticks[int(entry.name)] = parse_stat((entry / "stat").read_text())
+                found[int(entry.name)] = parse_stat((entry / "stat").read_text())
+    return found
+
+
+def _descend(root: int, processes: Mapping[int, tuple[int, int]]) -> list[int]:
     children: dict[int, list[int]] = {}
-    for pid, parent in parents.items():
+    for pid, (parent, _) in processes.items():
         children.setdefault(parent, []).append(pid)
-    return {role: _sum_of_tree(pid, children, ticks) / _TICK for role, pid in roots.items()}
-
-
-def _sum_of_tree(root: int, children: Mapping[int, list[int]], ticks: Mapping[int, int]) -> int:
-    family = [root]
-    for pid in family:
-        family += children.get(pid, [])
-    return sum(ticks.get(pid, 0) for pid in family)
+    found = [root] if root in processes else []
+    for pid in found:
+        found += children.get(pid, [])
+    return found
 
 
 class Meter:

@@ -8,18 +8,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import environments
+from own_servers import Servers, end_group
 from safepoint.config.process import free_port
 from safepoint.ledger import upgrade
-from servers import Servers, end_group
 from stack import Stack, running, until
 
-__all__ = ["Asked", "Contender", "Started", "chain", "ours", "peer", "restate"]
+__all__ = ["Asked", "Contender", "Started", "chain", "ours", "peer", "redis_number", "restate"]
 
 PEERS = Path(__file__).resolve().parent / "peers"
 SLOTS = 8  # what may run at once, in every system
@@ -67,8 +67,18 @@ class Contender:
     run: Callable[..., contextlib.AbstractContextManager[Started]]
     options: dict[str, str] = field(default_factory=dict)
     environment: str = ""  # the peer's own; ours when empty
-    is_durable: bool = True
+    long: int = 0  # steps of a long run; none where another form of the same system shows it
+    door: str = "one"  # how it is enqueued: `one` by one, in `bulk` as well, or `none`: its caller executes
     remark: str = ""
+
+    @property
+    def place(self) -> str:
+        """The name of the database, or folder, that holds what it has done."""
+        return self.options.get("place", self.environment or f"ours-{self.options.get('number')}")
+
+    def elsewhere(self, place: str) -> Contender:
+        """Return the same with nothing done yet."""
+        return replace(self, options=self.options | {"place": place})
 
 
 class Programs:
@@ -131,7 +141,7 @@ def chain(servers: Servers, contender: Contender, *, workers: int = 1) -> Iterat
 def ours(servers: Servers, contender: Contender, *, workers: int = 1) -> Iterator[Started]:
     """Run relay, beat, the control worker, workers for steps, and a client."""
     options = contender.options
-    ledger = servers.database(f"ours-{options['number']}")
+    ledger = servers.database(contender.place)
     upgrade.upgrade(ledger)
     broker = servers.amqp_url if options["broker"] == "RabbitMQ" else redis_number(servers, int(options["number"]))
     assert broker is not None
@@ -154,7 +164,7 @@ def ours(servers: Servers, contender: Contender, *, workers: int = 1) -> Iterato
 def peer(servers: Servers, contender: Contender, *, workers: int = 1) -> Iterator[Started]:
     """Run a peer that needs PostgreSQL only: its workers, if it has any beside its client."""
     python, options = environments.ensure(contender.environment), contender.options
-    variables = {"BENCH_LEDGER": servers.database(contender.environment), "BENCH_SLOTS": options.get("slots", "8")}
+    variables = {"BENCH_LEDGER": servers.database(contender.place), "BENCH_SLOTS": str(SLOTS)}
     log = servers.home / f"{contender.environment}.log"
     with contextlib.closing(Programs(log, variables)) as programs:
         if "schema" in options:
@@ -165,7 +175,8 @@ def peer(servers: Servers, contender: Contender, *, workers: int = 1) -> Iterato
         def again(number: int) -> subprocess.Popen[bytes]:
             return programs.ask([python, PEERS / options["worker"]], BENCH_WORKER=f"worker-{number}").process
 
-        count = int(options.get("workers", "0")) and max(workers, int(options.get("workers", "0")))
+        usual = int(options.get("workers", "0"))  # none: the client executes
+        count = max(workers, usual) if usual else 0
         started = [again(number) for number in range(count)]
         client = programs.ask([python, PEERS / options["client"]])
         roots = {f"worker {n}": one.pid for n, one in enumerate(started, start=1)} or {"worker": client.process.pid}
@@ -186,7 +197,7 @@ def restate(servers: Servers, contender: Contender, *, workers: int = 1) -> Iter
         "RESTATE_ADMIN__BIND_ADDRESS": f"127.0.0.1:{admin}",
         "RESTATE_BIND_ADDRESS": f"127.0.0.1:{node}",
         "RESTATE_ADVERTISED_ADDRESS": f"http://127.0.0.1:{node}",
-        "RESTATE_BASE_DIR": str(servers.home / "restate"),
+        "RESTATE_BASE_DIR": str(servers.home / contender.place),
         "RESTATE_DISABLE_TELEMETRY": "true",
         "RESTATE_LISTEN_MODE": "tcp",
         "RESTATE_LOG_FILTER": "warn",
