@@ -36,6 +36,12 @@ PARTS = {
 }
 
 
+def _end(number: int, _: object) -> None:
+    for either in (signal.SIGINT, signal.SIGTERM):  # a second one would leave behind what the first one ends
+        signal.signal(either, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 def main() -> int:
     """Run the named parts, or the comparison with the peers."""
     wanted = sys.argv[1:] or ["peers"]
@@ -43,12 +49,10 @@ def main() -> int:
     if unknown:
         print(f"no such measurement: {', '.join(unknown)}; there are {', '.join(PARTS)}", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end)
     for name in wanted:
-        try:
-            PARTS[name](quick=os.environ.get("QUICK") == "1")
-        except KeyboardInterrupt:
-            return 130
+        PARTS[name](quick=os.environ.get("QUICK") == "1")
     return 0
 
 

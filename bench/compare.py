@@ -47,7 +47,7 @@ def measure(names: Sequence[str], *, quick: bool) -> Compared:
         in_turns(servers, names, plans, compared)
         if "ours-redis" in names:
             compared.idle = idle(servers, seconds=5 if quick else 30)
-            compared.deaths = dict(our_deaths(servers, times=1 if quick else 10))
+            compared.deaths = our_deaths(servers, times=1 if quick else 10)
         for death in DEATHS:
             if death.contender in names and (death.is_quick or not quick):
                 _die(servers, death, compared, times=3 if death.is_quick and not quick else 1)

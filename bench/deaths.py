@@ -77,9 +77,9 @@ def die(servers: Servers, death: Death) -> float | None:
         return float(found[1].split()[0]) - began if len(found) > 1 else None
 
 
-def our_deaths(servers: Servers, *, times: int) -> dict[str, list[float]]:
+def our_deaths(servers: Servers, *, times: int) -> dict[str, list[float | None]]:
     """Kill our workers, and children of their pools, so many times each, on each broker."""
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[float | None]] = {}
     for broker in ("Redis", "RabbitMQ"):
         if broker not in servers.pids:
             continue

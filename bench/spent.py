@@ -108,7 +108,8 @@ class Meter:
             logged = self._admin.execute(_LOGGED, (self._lsn, end)).fetchone() if end != self._lsn else (0, 0, 0)
         assert logged is not None  # one row always
         cpu = {role: now - self._seconds[role] for role, now in seconds.items()}
-        self.bill = Bill(cpu, *logged, statements)
+        records, pages, commits = (int(value) for value in logged)
+        self.bill = Bill(cpu, records, pages, commits, statements)
 
     def _one(self, query: LiteralString) -> Any:
         row = self._admin.execute(query).fetchone()

@@ -44,7 +44,7 @@ class Asked:
         assert self.process.stdout is not None  # a pipe
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self.process.args} has ended: {self.log.read_text()[-1500:]}")
+            raise RuntimeError(f"{self.process.args!r} has ended: {self.log.read_text()[-1500:]}")
         return json.loads(line)
 
 
