@@ -22,7 +22,9 @@ from stack import Stack, brokers, running
 CPU, STATEMENTS = 2.0, 5.0  # percent of one core, statements a second
 SETTLED = 15.0  # seconds from the start until nothing of it is left
 EACH_STATEMENT = "log_statement = all\nlog_line_prefix = '%a>>'\n"
-_STATEMENT = re.compile(r"^(?:safepoint )?(\w+)[^\n]*?>>LOG:  (?:statement|execute [^:]*): (.*(?:\n\t.*)*)", re.MULTILINE)
+_STATEMENT = re.compile(
+    r"^(?:safepoint )?(\w+)[^\n]*?>>LOG:  (?:statement|execute [^:]*): (.*(?:\n\t.*)*)", re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True)
