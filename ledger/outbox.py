@@ -18,7 +18,7 @@ from .connect import Connection
 from .key import Key
 from .steps import Settled
 
-__all__ = ["Dispatched", "decline", "deliver", "dispatch", "fire_due", "next_due", "put_back", "settle"]
+__all__ = ["Dispatched", "dead_nodes", "decline", "deliver", "dispatch", "fire_due", "next_due", "put_back", "settle"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,23 @@ def deliver(connection: Connection, *, limit: int) -> int:
     """Bring the ends of child runs to their parents and cancels to children; answers how many."""
     row = connection.execute("SELECT safepoint.deliver_v1(%s)", (limit,)).fetchone()
     return 0 if row is None else int(row[0])
+
+
+def dead_nodes(connection: Connection) -> tuple[bool, bool]:
+    """Tell whether steps run, and whether the session lock of a node that has some is gone: a suspicion, never a proof
+    (P21), and reason enough for a scan before its time.
+    """
+    row = connection.execute(
+        # By steps_running. A lock under another server start says nothing; a lease that is over the scan sees anyway.
+        """
+        WITH owners AS MATERIALIZED (SELECT DISTINCT owner FROM safepoint.steps WHERE status = 'running')
+        SELECT EXISTS (SELECT FROM owners), EXISTS (
+            SELECT FROM owners o JOIN safepoint.nodes n ON n.node_id = o.owner
+             WHERE n.stopped_at IS NULL AND n.lock_key IS NOT NULL AND n.server_started = pg_postmaster_start_time()
+               AND NOT safepoint.has_lock_v1(n.lock_key))
+        """
+    ).fetchone()
+    return (False, False) if row is None else (bool(row[0]), bool(row[1]))
 
 
 def next_due(connection: Connection, *, tending: float = 1.0) -> float | None:

@@ -19,7 +19,7 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock(hashtext('safepoint.scan')) THEN RETURN NEXT; RETURN; END IF;
     instant := safepoint.now();
     SELECT * INTO i FROM identity;
-    IF i.last_scan_at > instant - make_interval(secs => p_interval * 0.5) AND i.server_started = pg_postmaster_start_time() THEN
+    IF i.last_scan_at > instant - make_interval(secs => p_interval * 0.25) AND i.server_started = pg_postmaster_start_time() THEN
         RETURN NEXT; RETURN;
     END IF;
     SELECT max(n.beat_at) INTO alive FROM nodes n WHERE n.stopped_at IS NULL;

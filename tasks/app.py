@@ -16,7 +16,7 @@ from celery import Celery
 from kombu import Exchange, Queue
 
 from ..config.settings import Settings
-from .wire import kind_name
+from .wire import CONTROL, SCAN, kind_name
 
 __all__ = ["KINDS", "SCAN", "App", "Executor", "Scan", "Unknown", "hard_limit", "make_app", "worker_argv"]
 
@@ -29,8 +29,6 @@ KINDS = (
     "advance",
     "cancel",
 )  # they execute nothing, they advance the flow
-SCAN = "safepoint.scan"
-CONTROL = "control"
 EXCHANGE = "safepoint"
 DEAD = "safepoint.dead"  # what the gate refused, on RabbitMQ
 MARGIN = 120.0  # seconds: a commit waits this long for a ledger that is away before the pool kills its process

@@ -25,7 +25,7 @@ from ..ledger.errors import LedgerUnavailable
 from ..ledger.outbox import Dispatched
 from ..ledger.steps import Settled
 from ..recovery.scan import scan
-from .wire import Message, Publisher, kind_name
+from .wire import CONTROL, SCAN, Chore, Message, Publisher, kind_name
 
 __all__ = ["Pass", "Relay", "message", "redispatch_after"]
 
@@ -34,6 +34,7 @@ GRACE = 5.0  # seconds: a relay that dies between dispatch and settle costs this
 LONGEST_WAIT = 3600.0
 FEW = 50  # orphans that a relay looks at between two rounds
 SOON, CROWDED = 0.02, 0.1  # seconds before the next round: after one that sent something, and after one that could not
+WATCH, CALM = 0.25, 5.0  # seconds between looks for workers that died: while steps run, and when none has for so long
 WHOLE = 10  # looks that find nothing due, after which a round is made all the same
 NAMED = frozenset({"step", "effect", "compensation"})  # a compensation goes by its effect, whose time limit it has
 
@@ -76,6 +77,7 @@ class Relay:
         self._listener: Connection | None = None
         self._stop = threading.Event()
         self._scanned = 0.0
+        self._watched, self._ran = 0.0, time.monotonic()
         self._goes_on = False  # its last scan has left orphans for the next one
 
     def once(self) -> Pass:
@@ -96,6 +98,7 @@ class Relay:
             if not rows:
                 break
             self._send(connection, rows, done)
+            self._ran = time.monotonic()
             if done.failed:
                 break
         return done
@@ -158,10 +161,38 @@ class Relay:
             due = outbox.next_due(self._connected(), tending=poll)
             # Rows that are due and were not sent wait for their lane's room, which claims and the clock make.
             seconds = poll if due is None else min(max(due, soonest), poll)
-            if self._is_told(listener, seconds) or (due is not None and due <= seconds):
+            if self._is_told_watching(listener, seconds) or (due is not None and due <= seconds):
                 return
             self._scan_if_late()
             soonest = 0.0
+
+    def _is_told_watching(self, listener: Connection, seconds: float) -> bool:
+        """Wait so long; while steps run look meanwhile whether the worker of one has died, and have that scanned."""
+        until = time.monotonic() + seconds
+        while True:
+            if self._is_watch_due():
+                self._watch()
+            left = until - time.monotonic()
+            if self._is_told(listener, min(left, WATCH)):
+                return True
+            if left <= WATCH:
+                return False
+
+    def _is_watch_due(self) -> bool:
+        now = time.monotonic()
+        return now - self._watched >= (WATCH if now - self._ran < CALM else CALM)
+
+    def _watch(self) -> None:
+        """Ask for a scan before its time when a worker seems to have died (P21); it looks twice, as always."""
+        runs, died = outbox.dead_nodes(self._connected())
+        self._watched = time.monotonic()
+        self._ran = self._watched if runs else self._ran
+        control = self.settings.lanes.get(CONTROL)
+        if died and control is not None:
+            error = self._publisher.send_chore(
+                Chore(SCAN, queue=control.queue, expires=10 * self.settings.scan.interval)
+            )
+            log.info("relay.suspects", error=None if error is None else str(error)[:200])
 
     def _is_told(self, listener: Connection, seconds: float) -> bool:
         """Wait so long, or until somebody says that there is something to do, or that it is over."""

@@ -21,7 +21,11 @@ from .senders import AmqpSender, Parcel, RedisSender
 if TYPE_CHECKING:  # Celery is imported when an app is made, not when a message is described
     from celery import Celery
 
-__all__ = ["Chore", "Message", "Publisher", "kind_name", "parcel"]
+__all__ = ["CONTROL", "SCAN", "Chore", "Message", "Publisher", "kind_name", "parcel"]
+
+
+SCAN = "safepoint.scan"  # the task of the orphan scan
+CONTROL = "control"  # its lane
 
 
 def kind_name(kind: str) -> str:

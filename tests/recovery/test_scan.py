@@ -192,7 +192,7 @@ def test_a_scan_that_follows_another_within_the_interval_does_nothing(
     verbs: Verbs, clock: Clock, settings: Settings
 ) -> None:
     scan(verbs.connection, settings, by="first", wait=already())
-    clock.forward(settings.scan.interval * 0.4)
+    clock.forward(settings.scan.interval * 0.2)
 
     assert not scan(verbs.connection, settings, by="second", wait=already()).ran
     clock.forward(settings.scan.interval)

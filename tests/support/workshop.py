@@ -21,7 +21,7 @@ from safepoint.tasks.histories import Histories
 from safepoint.tasks.loan import Loan
 from safepoint.tasks.performance import Performance
 from safepoint.tasks.watchdog import Watchdog
-from safepoint.tasks.wire import Message
+from safepoint.tasks.wire import Chore, Message
 
 __all__ = ["Belt", "Workshop", "settings_of"]
 
@@ -34,6 +34,7 @@ class Belt:
     queue: deque[Message] = field(default_factory=deque)
     broken: Callable[[Message], bool] = lambda _: False
     unknown: set[str] = field(default_factory=set)  # lanes that it has no queue for
+    chores: list[Chore] = field(default_factory=list)
 
     def publish(self, messages: Sequence[Message]) -> list[Exception | None]:
         """Take messages, as the publisher does."""
@@ -49,6 +50,11 @@ class Belt:
             self.queue.append(message)
             outcomes.append(None)
         return outcomes
+
+    def send_chore(self, chore: Chore) -> Exception | None:
+        """Take a chore."""
+        self.chores.append(chore)
+        return None
 
     def close(self) -> None:
         """Have nothing to close."""

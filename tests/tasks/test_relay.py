@@ -16,9 +16,10 @@ from ledger_fixtures import Crowd
 from ledger_proxy import LedgerProxy
 from ledger_verbs import LEASE, Verbs, ask, key
 from safepoint.config.settings import Settings
-from safepoint.ledger import lanes
+from safepoint.ledger import lanes, nodes
 from safepoint.recovery import admission
 from safepoint.tasks.relay import WHOLE, Pass, Relay, redispatch_after
+from safepoint.tasks.wire import SCAN
 from workshop import Belt, settings_of
 
 A = key("a#1")
@@ -317,7 +318,41 @@ def polling(relay: Relay, seconds: float) -> None:
     """Let this relay look so often; nobody scans late meanwhile."""
     table = relay.settings.relay.model_copy(update={"poll": seconds})
     relay.settings = relay.settings.model_copy(update={"relay": table})
-    relay._scanned = time.monotonic()
+    relay._scanned = relay._watched = time.monotonic()
+    relay._ran = 0.0  # no step has run for a while
+
+
+def test_p21_a_worker_that_died_is_scanned_for_before_its_time(
+    crowd: Crowd, relays: MakeRelay, eventually: Callable[..., None]
+) -> None:
+    worker = crowd()
+    worker.node("mortal", lock=True)
+    assert nodes.hold_session_lock(worker.connection, "mortal")
+    worker.claimed(worker.begun(ask("a#1")), A, node="mortal")
+    relay, belt = relays()
+    relay._watch()
+    while_alive = list(belt.chores)
+
+    worker.connection.close()
+
+    def looked() -> None:
+        relay._watch()
+        assert {chore.name for chore in belt.chores} == {SCAN}
+
+    eventually(looked)
+    assert while_alive == []
+    assert belt.chores[0].queue == relay.settings.lanes["control"].queue
+
+
+def test_p21_a_worker_without_work_is_nobodys_concern(crowd: Crowd, relays: MakeRelay) -> None:
+    worker = crowd()
+    worker.node("mortal", lock=True)
+    worker.connection.close()
+    relay, belt = relays()
+
+    relay._watch()
+
+    assert belt.chores == []
 
 
 def test_an_idle_relay_asks_one_question_each_poll_until_a_whole_round(
