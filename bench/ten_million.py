@@ -149,8 +149,8 @@ def report(home: Path, small: Ledger, large: Ledger, *, passes: int) -> None:
 
 
 def main(*, quick: bool) -> None:
-    """Compare both ledgers."""
-    run(rows=200_000 if quick else ROWS, waiting=WAITING, passes=15 if quick else PASSES, home=None)
+    """Compare both ledgers; among other measurements a tenth of the rows must do, or less."""
+    run(rows=200_000 if quick else ROWS // 10, waiting=WAITING, passes=15 if quick else PASSES, home=None)
 
 
 def run(*, rows: int, waiting: int, passes: int, home: Path | None) -> None:

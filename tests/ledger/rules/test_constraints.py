@@ -111,7 +111,8 @@ def test_a_step_belongs_to_a_run(verbs: Verbs) -> None:
 
 
 FUNCTIONS = """
-    SELECT p.proname, p.prosrc, coalesce(array_to_string(p.proconfig, ', '), '') AS config,
+    SELECT p.proname, p.prosrc,
+           coalesce((SELECT min(c) FROM unnest(p.proconfig) AS c WHERE starts_with(c, 'search_path=')), '') AS config,
            has_function_privilege('pg_monitor', p.oid, 'EXECUTE') AS is_public
       FROM pg_proc p WHERE p.pronamespace = 'safepoint'::regnamespace"""
 
