@@ -171,8 +171,9 @@ def unset(
         lifted = lanes.lift(connection, name, keys or None, by=who(by), why=why)
         if lifted is None:
             _unknown(connection, name)
-    idle = sorted(set(keys or ()) - set(lifted)) if keys else [] if lifted else ["nothing"]
-    _answer(name, lifted, as_json=as_json, more=[f"{name}: {key} was not overridden." for key in idle])
+    idle = [f"{name}: {key} was not overridden." for key in sorted(set(keys or ()) - set(lifted))]
+    nothing = [] if keys or lifted else [f"{name}: nothing was overridden."]
+    _answer(name, lifted, as_json=as_json, more=idle + nothing)
 
 
 def pause(name: Name, *, why: Why, for_: For = None, by: By = None, as_json: Json = False) -> None:

@@ -11,7 +11,7 @@ from ..config.errors import SafepointError
 from .access import reading
 from .console import document, say, table
 from .options import Json
-from .words import age, clock, short, span
+from .words import age, moment, short, span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -71,14 +71,16 @@ def _limit(lane: Document, key: str) -> str:
 
 
 def _words(lane: Document) -> Iterable[str]:
-    if lane["paused"]:
-        yield "paused" + ("*" if "paused" in lane["overrides"] else "")
-    if lane["order"] != "priority":
-        yield f"by {lane['order']}"
-    if lane["weights"]:
-        yield "weights " + " ".join(f"{tenant}={weight:g}" for tenant, weight in sorted(lane["weights"].items()))
-    if not lane["stop_on_breaker"]:
-        yield "past open breakers"
+    """Say what else a lane does, with a star as above; what it does as usual only where it is overridden."""
+    starred = set(lane["overrides"])
+    for key, is_usual, words in (
+        ("paused", not lane["paused"], "paused" if lane["paused"] else "not paused"),
+        ("order", lane["order"] == "priority", f"by {lane['order']}"),
+        ("weights", not lane["weights"], f"weights {amount('weights', lane['weights'])}"),
+        ("stop_on_breaker", lane["stop_on_breaker"], f"{'heeds' if lane['stop_on_breaker'] else 'past'} open breakers"),
+    ):
+        if not is_usual or key in starred:
+            yield words + ("*" if key in starred else "")
 
 
 def overridden(lane: Document) -> list[str]:
@@ -87,7 +89,7 @@ def overridden(lane: Document) -> list[str]:
 
 
 def _overridden(name: str, key: str, one: Document) -> str:
-    until = "it is lifted" if one["until"] is None else f"{clock(one['until'])[:8]} ({span(one['seconds_left'])} more)"
+    until = "it is lifted" if one["until"] is None else f"{moment(one['until'])} ({span(one['seconds_left'])} more)"
     file = f"the file says {amount(key, one['policy'])}"
     return f"* {name}.{key} = {amount(key, one['value'])} until {until}; {file}; by {one['by']}: {short(one['why'])}"
 

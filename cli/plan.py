@@ -151,7 +151,11 @@ def _finding(one: Finding) -> str:
 
 
 def _command(wrong: Sequence[Finding]) -> str | None:
-    values = [f"{one.key}={one.may:g}" for one in wrong if one.key != "slots"]
+    least: dict[str, float] = {}
+    for one in wrong:  # of each key the narrowest comes first
+        if one.key != "slots":
+            least.setdefault(one.key, one.may)
+    values = [f"{key}={may:g}" for key, may in least.items()]
     return f"safepoint lanes set {RECOVERY} {' '.join(values)} --why TEXT" if values else None
 
 

@@ -93,10 +93,12 @@ def worker(
     """
     use_log(log)
     here = _begin(name)
-    served = lane_names(lanes) if lanes else here.worker.lanes
+    served = here.worker.lanes if lanes is None else lane_names(lanes)
+    known = ", ".join(sorted(here.lanes))
+    if not served and lanes is not None:
+        raise ConfigError(None, Problem("command line", "--lanes", f"{lanes!r} names no lane", known))
     for lane in served:
         if lane not in here.lanes:
-            known = ", ".join(sorted(here.lanes))
             raise ConfigError(None, Problem("command line", "--lanes", f"there is no lane {lane!r}", known))
     from ..tasks import worker as room  # noqa: PLC0415  # as above
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..ledger.span import span
 
-__all__ = ["age", "clock", "lines_of", "next_command", "short", "span", "verdict"]
+__all__ = ["age", "clock", "lines_of", "moment", "next_command", "short", "span", "verdict"]
 
 Document = Mapping[str, Any]
 
@@ -30,6 +30,15 @@ def clock(text: object) -> str:
     """Give the time of day of an instant, in the reader's own time zone."""
     then = _instant(text)
     return "" if then is None else then.astimezone().strftime("%H:%M:%S.%f")[:-3]
+
+
+def moment(text: object, *, now: datetime | None = None) -> str:
+    """Give the time of an instant to the second, and its day unless that is today."""
+    then = _instant(text)
+    if then is None:
+        return ""
+    here, today = then.astimezone(), (now or datetime.now(UTC)).astimezone().date()
+    return here.strftime("%H:%M:%S" if here.date() == today else "%Y-%m-%d %H:%M:%S")
 
 
 def short(value: object, *, width: int = 100) -> str:

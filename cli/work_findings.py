@@ -16,6 +16,7 @@ __all__ = ["breakers", "configured", "held", "lanes", "relays", "scan", "slots",
 
 RECOVERY: Final = "recovery"
 CONTROL: Final = "control"
+NO_STEPS: Final = "It has no steps to keep back, and scans go on: whoever meant to stop recovery pauses that lane."
 UNSEEN: Final = 60.0  # seconds without a scan: more than any restart of a beat takes
 HELD_NEXT: Final[Mapping[str, str]] = {
     "unknown_effect": "safepoint effects",
@@ -95,6 +96,9 @@ def lanes(loads: Sequence[LaneLoad], found: Sequence[Worker]) -> list[Finding]:
         elif one.is_paused and one.due:
             text = f"Lane {one.lane} is paused, and {steps} wait on it."
             bad.append(warning("lanes", text, f"safepoint lanes resume {one.lane}"))
+        elif one.is_paused and one.lane == CONTROL:
+            text = f"Lane {one.lane} is paused. {NO_STEPS}"
+            bad.append(warning("lanes", text, f"safepoint lanes resume {one.lane}"))
     missing = {RECOVERY: "what a dead worker held waits", CONTROL: "only relays look for lost steps"}
     for name, hurts in missing.items():
         if served and name not in served and not any(one.lane == name and one.due for one in loads):
@@ -109,6 +113,9 @@ def slots(limits: Mapping[str, LaneLimits], found: Sequence[Worker]) -> list[Fin
     served, told = _slots(found), []
     for name, limit in limits.items():
         places, cap = served.get(name, 0), limit.in_flight
+        if name == CONTROL and 0 in {limit.rate, cap}:
+            told.append(warning("lanes", f"Lane {name} admits nothing. {NO_STEPS}", f"safepoint lanes show {name}"))
+            continue
         if cap is None or not places:
             continue
         if cap == 0:

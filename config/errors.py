@@ -18,7 +18,13 @@ class SafepointError(Exception):
         self.facts = facts
         for name, value in facts.items():
             setattr(self, name, value)
-        super().__init__(self._template().format(**facts) if message is None else message)
+        super().__init__(self._told(facts) if message is None else message)
+
+    @classmethod
+    def _told(cls, facts: dict[str, object]) -> str:
+        """Fill the template; what others have said may end with a full stop of its own."""
+        told = cls._template().format(**facts)
+        return told[:-1] if told.endswith("..") and not told.endswith("...") else told
 
     @classmethod
     def _template(cls) -> str:

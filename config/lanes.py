@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError
 
 from .explain import Unset
 
@@ -20,8 +21,20 @@ UNLIMITED = "unlimited"
 SLOWEST = 1e-5  # steps a second: about one a day; below that the ledger's arithmetic has no numbers
 
 
+def _number(value: object) -> object:
+    if isinstance(value, bool):  # Python takes it for 1
+        raise PydanticCustomError("no_number", "no number")
+    return value
+
+
 def _no_limit(value: object) -> object:
-    return None if value == UNLIMITED else value
+    return None if value == UNLIMITED else _number(value)
+
+
+def _switch(value: object) -> object:
+    if not isinstance(value, bool) and str(value).lower() not in {"true", "false"}:
+        raise PydanticCustomError("no_switch", "neither true nor false")
+    return value
 
 
 # TOML has no null: the word lifts a limit that the shipped defaults, or a person, have set. The upper bounds are
@@ -30,7 +43,9 @@ _Unlimited = (BeforeValidator(_no_limit), Unset(UNLIMITED))
 Rate = Annotated[Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)] | None, *_Unlimited]
 Count = Annotated[Annotated[int, Field(ge=0, le=1_000_000_000)] | None, *_Unlimited]
 Some = Annotated[Annotated[int, Field(ge=1, le=1_000_000_000)] | None, *_Unlimited]
-Weight = Annotated[float, Field(ge=0.001, le=1000, allow_inf_nan=False)]
+Weight = Annotated[float, BeforeValidator(_number), Field(ge=0.001, le=1000, allow_inf_nan=False)]
+Seconds = Annotated[float, BeforeValidator(_number), Field(ge=0, le=86_400, allow_inf_nan=False)]
+Switch = Annotated[bool, BeforeValidator(_switch)]
 Tenant = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -45,12 +60,12 @@ class Lane(BaseModel):
     burst: Some = None  # steps at once after a quiet time
     in_flight: Count = None  # steps published and not yet ended
     window: Some = None  # messages in the broker that nobody has claimed; more wait in the ledger
-    inline_slice: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 0.0  # seconds
+    inline_slice: Seconds = 0.0
     tenant_in_flight: Count = None  # of them, of one tenant
     weights: dict[Tenant, Weight] = Field(default_factory=dict)  # a tenant's turns for each one of a tenant without
     order: Literal["priority", "deadline"] = "priority"  # what goes first within a tenant; the other one comes next
-    stop_on_breaker: bool = True  # steps of an open breaker wait; false lets them through all the same
-    paused: bool = False  # nothing of it starts
+    stop_on_breaker: Switch = True  # steps of an open breaker wait; false lets them through all the same
+    paused: Switch = False  # nothing of it starts
 
     @model_validator(mode="before")
     @classmethod

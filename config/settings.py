@@ -138,6 +138,15 @@ class Settings(Table):
                 raise ValueError(f"worker.lanes: no lane {name!r}; there are {', '.join(sorted(self.lanes))}")
         return self
 
+    @model_validator(mode="after")
+    def _lanes_have_queues_of_their_own(self) -> Self:
+        taken: dict[str, str] = {}
+        for name, lane in self.lanes.items():
+            if (other := taken.setdefault(lane.queue, name)) != name:
+                text = f"{lane.queue!r} is the queue of lane {other} already; accepted is one that no other lane has"
+                raise ValueError(f"lanes.{name}.queue: {text}")
+        return self
+
     @property
     def artifacts_url(self) -> str:
         """Where artifacts are stored."""

@@ -78,7 +78,7 @@ SELECT coalesce(l.name, s.lane), l.name IS NOT NULL, coalesce(l.paused, false), 
 MOST: Final = 100_000  # steps of each kind
 _LIMITS: Final = """
 SELECT l.name, l.in_flight, l.policy,
-       ARRAY(SELECT o.key FROM safepoint.lane_overrides o WHERE o.lane = l.name ORDER BY 1)
+       ARRAY(SELECT o.key FROM safepoint.lane_overrides o WHERE o.lane = l.name ORDER BY 1), l.rate
   FROM safepoint.lanes l ORDER BY l.name
 """
 # By runs_live. P15, G9: a version that runs need and no live node has.
@@ -151,6 +151,7 @@ class LaneLimits:
     in_flight: int | None
     policy: dict[str, Any]
     overridden: tuple[str, ...] = ()
+    rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +191,8 @@ def read_loads(connection: Connection, *, late: float, lost: float) -> list[Lane
 def read_limits(connection: Connection) -> dict[str, LaneLimits]:
     """Give the lanes' limits by name."""
     return {
-        str(name): LaneLimits(in_flight, policy, tuple(overridden))
-        for name, in_flight, policy, overridden in connection.execute(_LIMITS)
+        str(name): LaneLimits(in_flight, policy, tuple(overridden), rate)
+        for name, in_flight, policy, overridden, rate in connection.execute(_LIMITS)
     }
 
 

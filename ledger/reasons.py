@@ -182,6 +182,10 @@ def _stopped(run: RunFacts, step: OpenStep) -> Reason:
 
 def _queued(run: RunFacts, step: OpenStep) -> Reason | None:
     """Explain a step that is on its way: worth a word only when it takes longer than a claim does."""
+    if step.queued and step.lane not in run.lanes and step.due_in is not None and step.due_in < -2:
+        # Lists do not ask what of its lane it meets.
+        text, next_ = f"{step.key} waits to be admitted to lane {step.lane}", f"safepoint lanes show {step.lane}"
+        return complete({"code": "lane", **_own(step), "text": text, "next": next_}, run.run_id, step=step)
     if step.sent_ago is None or step.sent_ago < 2:
         return None
     crowd = run.ahead.get(step.lane, 1)

@@ -193,25 +193,44 @@ def _narrowest(values: Iterator[tuple[str, float | None]]) -> Most | None:
 def compare(
     found: Plan, *, rate: float | None, burst: float | None, in_flight: float | None, slots: int
 ) -> list[Finding]:
-    """Tell what of the recovery lane's policy, and of the workers that there are, is more than is borne."""
-    wrong = []
-    if found.rate is not None:
-        one = next(one for one in found.bears if one.name == found.rate.by)
-        may = round_down(found.rate.value)
-        if rate is None or rate > found.rate.value + ABOUT:
-            wrong.append(Finding("rate", rate, one.calls_per_second or 0.0, may, one.name))
+    """Tell what of the recovery lane's policy, and of the workers that there are, is more than is borne, and by whom.
+
+    Of each key the narrowest dependency comes first.
+    """
+    return [
+        *sorted(_rates(found, rate, burst), key=lambda one: (one.key != "rate", one.may)),
+        *sorted(_at_once(found, in_flight), key=lambda one: one.may),
+        *sorted(_slots(found, slots), key=lambda one: one.may),
+    ]
+
+
+def _rates(found: Plan, rate: float | None, burst: float | None) -> Iterator[Finding]:
+    for one in found.bears:
+        if one.recovery_rate is None or one.calls_per_second is None:
+            continue
+        may = round_down(one.recovery_rate)
+        if rate is None or rate > one.recovery_rate + ABOUT:
+            yield Finding("rate", rate, one.calls_per_second, may, one.name)
         # One second's worth of what all may take: a burst above it is throttled at once.
-        most = max(1, _whole(one.calls_per_second or 0.0))
+        most = max(1, _whole(one.calls_per_second))
         if burst is not None and burst > most:
-            wrong.append(Finding("burst", burst, most, max(1, _whole(may)), one.name))
-    if found.in_flight is not None and (in_flight is None or in_flight > found.in_flight.value):
-        one = next(one for one in found.bears if one.name == found.in_flight.by)
-        wrong.append(Finding("in_flight", in_flight, one.concurrency or 0.0, found.in_flight.value, one.name))
-    if found.slots is not None and slots > found.slots.value:
-        one = next(one for one in found.bears if one.name == found.slots.by)
-        at_once = found.slots.value if one.concurrency is None or one.held else one.concurrency
-        wrong.append(Finding("slots", slots, at_once, found.slots.value, one.name))
-    return wrong
+            yield Finding("burst", burst, most, max(1, _whole(may)), one.name)
+
+
+def _at_once(found: Plan, in_flight: float | None) -> Iterator[Finding]:
+    for one in found.bears:
+        most = one.recovery_in_flight
+        if most is not None and (in_flight is None or in_flight > most):
+            yield Finding("in_flight", in_flight, one.concurrency or 0.0, most, one.name)
+
+
+def _slots(found: Plan, slots: int) -> Iterator[Finding]:
+    for one in found.bears:
+        most = one.slots(found.concurrency)
+        if most is not None and slots > most:
+            yield Finding(
+                "slots", slots, most if one.concurrency is None or one.held else one.concurrency, most, one.name
+            )
 
 
 def round_down(number: float, *, digits: int = 2) -> float:

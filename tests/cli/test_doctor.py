@@ -351,6 +351,19 @@ def test_a_paused_lane_and_lanes_of_recovery_and_scans_without_a_worker_are_said
     assert "No live worker takes lane control" in told
 
 
+@pytest.mark.parametrize(("limit", "said"), [("paused = true", "is paused"), ("rate = 0", "admits nothing")])
+def test_a_limit_of_the_lane_of_scans_keeps_nothing_back_and_is_said(
+    look: Look, ledger: Ledger, limit: str, said: str
+) -> None:
+    ledger.connection.execute("INSERT INTO safepoint.lanes (name) VALUES ('control') ON CONFLICT DO NOTHING")
+    ledger.connection.execute(f"UPDATE safepoint.lanes SET {limit} WHERE name = 'control'".encode())
+
+    told = [(level, text) for level, text, _ in look().bad("lanes") if "Lane control" in text]
+
+    assert [level for level, _ in told] == ["warning"]
+    assert f"Lane control {said}. It has no steps" in told[0][1]
+
+
 def test_workers_that_are_lost_or_missing_are_said(look: Look, ledger: Ledger) -> None:
     ledger.connection.execute("UPDATE safepoint.nodes SET lease_until = safepoint.now() - interval '1 s'")
     idle = look().bad("workers")

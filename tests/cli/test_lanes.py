@@ -106,6 +106,7 @@ def test_what_is_set_is_listed_with_author_end_and_reason(ledger: Ledger, run: R
     assert (rate["value"], rate["by"], rate["why"]) == (2.5, "ann", "slow")
     assert 10_700 < rate["seconds_left"] <= 10_800
     assert "2.5*" in printed
+    assert "weights acme=3*" in printed
     assert "* recovery.rate = 2.5 until " in printed
 
 
@@ -116,9 +117,11 @@ def test_a_limit_is_lifted_by_a_word_until_it_is_unset(ledger: Ledger, run: Run)
 
     one = run("lanes", "unset", "recovery", "rate", "burst", "--why", "y")
     both = run("lanes", "unset", "recovery", "--why", "y", "--json").document
+    none = run("lanes", "unset", "recovery", "--why", "y")
 
     assert (lifted["rate"], lifted["in_flight"], lifted["overrides"]["rate"]["until"]) == (None, 3, None)
     assert one.out.splitlines() == ["recovery.rate = 50", "recovery: burst was not overridden."]
+    assert none.out.splitlines() == ["recovery: nothing was overridden."]
     assert (both["rate"], both["in_flight"], both["overrides"]) == (50.0, 100, {})
 
 

@@ -25,6 +25,14 @@ def test_a_lane_that_does_not_exist_is_wrong_usage(run: Run) -> None:
     assert "control, online, recovery" in ran.err
 
 
+@pytest.mark.parametrize("lanes", ["", " , "])
+def test_no_lane_at_all_is_wrong_usage(run: Run, lanes: str) -> None:
+    ran = run("worker", "--lanes", lanes)
+
+    assert ran.code == 2
+    assert f"--lanes: {lanes!r} names no lane. Accepted: control, online, recovery" in ran.err
+
+
 def test_a_pool_that_does_not_exist_is_wrong_usage(run: Run) -> None:
     ran = run("worker", "--pool", "gevent")
 
@@ -38,6 +46,8 @@ def test_a_ledger_that_is_away_ends_the_process(clean: pytest.MonkeyPatch, run: 
     clean.setenv("SAFEPOINT_BROKER_URL", "redis://127.0.0.1:1/0")
 
     ran = run(verb)
+
+    assert ".." not in ran.err.splitlines()[-1].replace("...", "")
 
     assert ran.code == 1
     assert "does not answer" in ran.err

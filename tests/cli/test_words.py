@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from safepoint.cli.words import age, clock, lines_of, next_command, short, verdict
+from safepoint.cli.words import age, clock, lines_of, moment, next_command, short, verdict
 
 RUN: dict[str, Any] = {
     "run_id": "R", "flow": "incident", "version": "2", "status": "running", "completed_steps": 1, "error": None,
@@ -36,6 +37,15 @@ def test_a_run_is_told_in_a_sentence(run: dict[str, Any], why: dict[str, Any], s
 
 def test_odd_instants_have_no_age() -> None:
     assert (age("infinity"), age(None), clock("infinity")) == ("", "", "")
+
+
+def test_a_day_is_told_unless_it_is_today() -> None:
+    noon = datetime.now().astimezone().replace(hour=12, minute=0, second=0, microsecond=0)
+    later = noon + timedelta(days=1)
+
+    assert moment(noon.isoformat(), now=noon) == "12:00:00"
+    assert moment(later.isoformat(), now=noon) == f"{later:%Y-%m-%d} 12:00:00"
+    assert moment(None) == ""
 
 
 def test_long_values_are_cut() -> None:

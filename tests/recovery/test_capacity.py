@@ -101,6 +101,19 @@ def test_what_is_set_too_high_is_told_with_what_to_set() -> None:
     assert compare(found, rate=3, burst=12, in_flight=6, slots=24) == []
 
 
+def test_all_that_bear_less_are_told_the_narrowest_first() -> None:
+    found = planned(
+        llm={"requests_per_second": 12, "seconds_per_call": 2}, mail={"requests_per_second": 40, "seconds_per_call": 1}
+    )
+
+    wrong = compare(found, rate=50, burst=50, in_flight=None, slots=30)
+
+    assert [(one.key, one.by, one.may) for one in wrong] == [
+        *(("rate", "llm", 3), ("rate", "mail", 10), ("burst", "llm", 3), ("burst", "mail", 10)),
+        *(("in_flight", "llm", 6), ("in_flight", "mail", 10), ("slots", "llm", 24)),
+    ]
+
+
 positive = st.floats(min_value=0.01, max_value=1e6, allow_nan=False)
 limit = st.none() | positive
 limits = st.fixed_dictionaries(

@@ -111,6 +111,16 @@ def test_a_lane_of_ones_own_is_queued_under_its_name(write):
         ("[lanes.gpu]\nweights = 3", "lanes.gpu.weights: 3 is not accepted. Accepted: names, each with a number"),
         ("[lanes.gpu]\nwheights = 3", "lanes.gpu.wheights: unknown key; did you mean lanes.gpu.weights?"),
         ("[lanes.gpu]\norder = 'age'", "lanes.gpu.order: 'age' is not accepted. Accepted: priority or deadline"),
+        ("[lanes.gpu]\nrate = true", "lanes.gpu.rate: True is not accepted. Accepted: a number at least 0"),
+        ("[lanes.gpu]\nwindow = false", "lanes.gpu.window: False is not accepted. Accepted: a whole number"),
+        ("[lanes.gpu]\ninline_slice = true", "lanes.gpu.inline_slice: True is not accepted. Accepted: a number"),
+        ("[lanes.gpu.weights]\nacme = true", "lanes.gpu.weights.acme: True is not accepted. Accepted: a number"),
+        ("[lanes.gpu]\npaused = 'yes'", "lanes.gpu.paused: 'yes' is not accepted. Accepted: true or false"),
+        ("[lanes.gpu]\nstop_on_breaker = 1", "stop_on_breaker: 1 is not accepted. Accepted: true or false"),
+        (
+            "[lanes.gpu]\nqueue = 'online'",
+            "lanes.gpu.queue: 'online' is the queue of lane online already; accepted is one that no other lane has",
+        ),
         ("[lanes.GPU]\nrate = 1", "lanes.GPU: 'GPU' is not accepted"),
         (
             "[dependencies.llm]\ntokens_per_call = 9",
