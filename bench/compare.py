@@ -30,18 +30,19 @@ from turns import Plan
 __all__ = ["main", "measure", "render", "whole"]
 
 HERE = Path(__file__).resolve().parent
-RAW = HERE.parent / "bench-results" / "compare.json"
+RAW, PART = (HERE.parent / "bench-results" / name for name in ("compare.json", "compare-part.json"))
 RESULTS, PICTURE = HERE / "RESULTS.md", HERE / "results.png"
 
 
-def measure(names: Sequence[str], *, quick: bool) -> Compared:
-    """Measure everything, on servers that are started and ended here."""
-    compared = Compared(machine=_machine())
+def measure(names: Sequence[str], compared: Compared, *, quick: bool) -> None:
+    """Measure everything, on servers that are started and ended here, and note it as it comes."""
+    began = time.monotonic()
+    compared.machine = _machine()
     compared.versions = {name: one.version for name, one in ENVIRONMENTS.items()}
     if quick:
         plans = [Plan(20, 3, counted=8, share=0.03, enqueued=100)]
     else:
-        plans = [Plan(), Plan(), Plan(counted=50, share=1.0, enqueued=2000)]
+        plans = [Plan(), Plan(), Plan(counted=50, share=1.0, enqueued=1000)]
     with serving() as servers:
         compared.versions |= servers.versions
         in_turns(servers, names, plans, compared)
@@ -52,7 +53,7 @@ def measure(names: Sequence[str], *, quick: bool) -> Compared:
             if death.contender in names and (death.is_quick or not quick):
                 _die(servers, death, compared, times=3 if death.is_quick and not quick else 1)
     compared.machine["load"] = f"{os.getloadavg()[2]:.1f} in the last 15 minutes, our own included"
-    return compared
+    compared.machine["took"] = f"{(time.monotonic() - began) / 60:.0f} minutes"
 
 
 def _die(servers: Servers, death: Death, compared: Compared, *, times: int) -> None:
@@ -115,20 +116,23 @@ def main(arguments: Sequence[str] | None = None, *, quick: bool = False) -> None
     """Measure, or only render."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=[], metavar="NAME", help=", ".join(CONTENDERS))
-    parser.add_argument("--render", action="store_true", help="make the page of figures that are there")
+    parser.add_argument(
+        "--render", nargs="?", const=RAW, type=Path, metavar="FILE", help="make the page of old figures"
+    )
     given = parser.parse_args(arguments)
     if given.render:
-        render(Compared.read(RAW))
+        render(Compared.read(given.render))
         return
-    began = time.monotonic()
-    compared = measure(given.names or list(CONTENDERS), quick=quick)
-    compared.machine["took"] = f"{(time.monotonic() - began) / 60:.0f} minutes"
-    if quick or given.names:
-        compared.write(RAW.with_name("compare-part.json"))
-        print("\n".join(tables(compared)))
-    else:
+    compared, is_whole = Compared(), not quick and not given.names
+    try:
+        measure(given.names or list(CONTENDERS), compared, quick=quick)
+    finally:  # what was measured before a Ctrl-C may be looked at, too
+        compared.write(PART)
+    if is_whole:
         compared.write(RAW)
         render(compared)
+    else:
+        print("\n".join(tables(compared)))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def page(compared: Compared, *, picture: str) -> str:
         "remarks": [f"- {one.name}: {one.remark}." for one in CONTENDERS.values() if one.remark],
         "missing": missing(compared),
         "machine": table(["what", "value"], (compared.machine | _versions(compared)).items()),
-        "passes": ["one pass" if most == 1 else f"{most} passes"],
+        "passes": ["one" if most == 1 else f"{most} of them"],
         "picture": [picture],
     }
     return Template(TEMPLATE.read_text()).substitute({name: "\n".join(lines) for name, lines in parts.items()})
