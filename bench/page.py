@@ -10,6 +10,7 @@ from compared import Compared
 from comparison import costs, deaths, doors, lengths, table, throughput
 from contenders import CONTENDERS
 from goals import goals
+from rounds import STEPS
 
 __all__ = ["page", "tables"]
 
@@ -37,6 +38,7 @@ def tables(compared: Compared) -> list[str]:
 
 def page(compared: Compared, *, picture: str) -> str:
     """Return the whole page."""
+    runs = sorted({one.steps // STEPS for done in compared.rounds.values() for one in done})
     most = max((len(done) for done in compared.rounds.values()), default=0)
     parts = {
         "throughput": throughput(compared),
@@ -48,6 +50,7 @@ def page(compared: Compared, *, picture: str) -> str:
         "remarks": [f"- {one.name}: {one.remark}." for one in CONTENDERS.values() if one.remark],
         "missing": missing(compared),
         "machine": table(["what", "value"], (compared.machine | _versions(compared)).items()),
+        "runs": [" or ".join(str(one) for one in runs)],
         "passes": ["one" if most == 1 else f"{most} of them"],
         "picture": [picture],
     }

@@ -10,8 +10,9 @@ from typing import Any
 
 from spent import Bill
 
-__all__ = ["Round", "growth"]
+__all__ = ["STEPS", "Round", "growth"]
 
+STEPS = 10  # of each run under load
 WINDOW = 50  # steps at each end of a long run
 
 

@@ -8,13 +8,11 @@ import signal
 from dataclasses import dataclass
 
 from own_servers import Servers
-from rounds import Round, growth
+from rounds import STEPS, Round, growth
 from spent import Meter
 from starting import Contender, Started
 
 __all__ = ["Plan", "turn"]
-
-STEPS = 10  # of each run under load
 
 
 @dataclass(frozen=True, slots=True)
