@@ -34,6 +34,10 @@ def in_turns(servers: Servers, names: Sequence[str], plans: Sequence[Plan], comp
                 compared.missing[contender.name] = str(error)
                 print(f"{name}: {error}", file=sys.stderr)
                 continue
+            except (RuntimeError, TimeoutError) as error:  # the others are measured all the same
+                compared.missing[contender.name] = f"failed in pass {number}; what it printed is on the screen"
+                print(f"{name}: {error}", file=sys.stderr)
+                continue
             compared.rounds.setdefault(name, []).append(done)
             print(f"pass {number}, {name}: {done.rate:.0f} steps/s, {done.cpu:.2f} ms a step", file=sys.stderr)
 
