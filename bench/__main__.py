@@ -16,6 +16,7 @@ import growth
 import idle
 import intake
 import pools
+import profiles
 import retention
 import storm
 import takeover
@@ -30,6 +31,7 @@ PARTS = {
     "admission": admission.main,
     "idle": idle.main,
     "pools": pools.main,
+    "profiles": profiles.main,
     "ten-million": ten_million.main,
     "storm": storm.main,
     "storm-outage": storm.outage,

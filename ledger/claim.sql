@@ -150,18 +150,28 @@ END $$;
 CREATE FUNCTION safepoint.settle_v1(p_rows jsonb) RETURNS integer LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
-    n integer;
+    x record;
+    place tid;
+    n integer := 0;
     instant timestamptz := safepoint.now();
 BEGIN
     IF p_rows IS NULL THEN RETURN 0; END IF;
-    UPDATE steps t SET dispatched_at = x.sent, due_at = x.sent + make_interval(secs => x.after), dispatches = t.dispatches + 1
-      FROM (SELECT s.run_id, s.generation, s.path, s.step_id, s.iteration, instant AS sent, j.after
-              FROM jsonb_to_recordset(p_rows) AS j(run uuid, generation integer, path text, step text, iteration integer, due timestamptz, after double precision)
-              JOIN steps s ON s.run_id = j.run AND s.generation = j.generation AND s.path = j.path AND s.step_id = j.step AND s.iteration = j.iteration
-             WHERE s.status = 'ready' AND s.due_at = j.due AND s.queued = 0
-               AND (s.dispatched_at IS NOT NULL OR NOT EXISTS (SELECT FROM lanes l WHERE l.name = s.lane AND l.limited))
-               FOR NO KEY UPDATE OF s SKIP LOCKED) x
-     WHERE t.run_id = x.run_id AND t.generation = x.generation AND t.path = x.path AND t.step_id = x.step_id AND t.iteration = x.iteration;
-    GET DIAGNOSTICS n = ROW_COUNT;
+    -- Row by row, each by its key: of a set the planner cannot know how small it is, and would read the table.
+    FOR x IN SELECT * FROM jsonb_to_recordset(p_rows) AS j(run uuid, generation integer, path text, step text, iteration integer, due timestamptz, after double precision) LOOP
+        SELECT s.ctid INTO place FROM steps s WHERE s.run_id = x.run AND s.generation = x.generation AND s.path = x.path AND s.step_id = x.step AND s.iteration = x.iteration
+           AND s.status = 'ready' AND s.due_at = x.due AND s.queued = 0
+           AND (s.dispatched_at IS NOT NULL OR NOT is_limited_v1(s.lane)) FOR NO KEY UPDATE SKIP LOCKED;
+        IF FOUND THEN
+            UPDATE steps SET dispatched_at = instant, due_at = instant + make_interval(secs => x.after), dispatches = dispatches + 1 WHERE ctid = place;
+            n := n + 1;
+        END IF;
+    END LOOP;
     RETURN n;
+END $$;
+
+-- Whether a lane lets only so many through.
+CREATE FUNCTION safepoint.is_limited_v1(p_lane text) RETURNS boolean LANGUAGE plpgsql STABLE
+SET search_path = safepoint, pg_temp AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM lanes WHERE name = p_lane AND limited);
 END $$;
