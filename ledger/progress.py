@@ -105,8 +105,9 @@ def _matching(
     parts = [SQL("true")]
     values: dict[str, Any] = {}
     if tags:
-        parts.append(SQL("tags @> %(tags)s AND tags <> '{}'"))  # the second says what runs_tagged holds
-        values["tags"] = Jsonb(dict(tags))
+        # In the text, as the status: a plan for any tags would not know which ones are rare. The second one says what
+        # runs_tagged holds.
+        parts.append(SQL("tags @> {} AND tags <> '{{}}'").format(Jsonb(dict(tags))))
     if flow is not None:
         parts.append(SQL("flow = %(flow)s"))
         values["flow"] = flow
