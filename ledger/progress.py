@@ -102,7 +102,7 @@ def count(
 def _matching(
     *, tags: Mapping[str, str] | None, flow: str | None, tenant: str | None
 ) -> tuple[Composed, dict[str, Any]]:
-    parts = [SQL("true")]
+    parts: list[SQL | Composed] = [SQL("true")]
     values: dict[str, Any] = {}
     if tags:
         # In the text, as the status: a plan for any tags would not know which ones are rare. The second one says what
