@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from psycopg.sql import SQL, Composed
+from psycopg.sql import SQL, Composed, Literal
 from psycopg.types.json import Jsonb
 
 from .connect import Connection
@@ -107,7 +107,7 @@ def _matching(
     if tags:
         # In the text, as the status: a plan for any tags would not know which ones are rare. The second one says what
         # runs_tagged holds.
-        parts.append(SQL("tags @> {} AND tags <> '{{}}'").format(Jsonb(dict(tags))))
+        parts.append(SQL("tags @> {} AND tags <> '{{}}'").format(_in_text(Jsonb(dict(tags)))))
     if flow is not None:
         parts.append(SQL("flow = %(flow)s"))
         values["flow"] = flow
@@ -115,3 +115,8 @@ def _matching(
         parts.append(SQL("tenant_id = %(tenant)s"))
         values["tenant"] = tenant
     return SQL(" AND ").join(parts), values
+
+
+def _in_text(value: object) -> SQL:
+    """Return a value as a part of a statement's text, in which psycopg reads a % as the beginning of a parameter."""
+    return SQL(Literal(value).as_string().replace("%", "%%"))  # quoted by psycopg itself

@@ -33,8 +33,8 @@ GUARDS = {
         "settle_v1",
         ("AND s.queued = 0", ""),
         (
-            "AND (s.dispatched_at IS NOT NULL OR NOT EXISTS",
-            "AND NOT (EXISTS (SELECT) AND NOT EXISTS (SELECT) AND EXISTS",
+            "AND (s.dispatched_at IS NOT NULL OR NOT is_limited_v1(s.lane))",
+            "",
         ),
     ),
     "tokens of before": ("refresh_lane_v1", ("refilled_at = safepoint.now()", "refilled_at = x.refilled_at")),
