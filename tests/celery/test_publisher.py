@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,6 +43,46 @@ def through_proxy(proxied_url: str, settings: Settings) -> Iterator[Publisher]:
     publisher = Publisher(app, lanes=app.lanes)
     yield publisher
     publisher.close()
+
+
+def test_events_of_many_threads_leave_their_connection_whole(broker_url: str, settings: Settings) -> None:
+    """A pool of threads publishes them on a connection that the worker's loop reads meanwhile: a publisher that waited
+    there for confirms would take bytes of a frame that the loop has begun, and both would wait for ever.
+    """
+    app = make_app(settings, broker_url)
+    connection: Any = app.connection_for_write()
+    dispatcher: Any = app.events.Dispatcher(connection, hostname="test", buffer_group={"task"}, buffer_limit=2)
+    dispatcher.send("worker-online")
+    over, broken = threading.Event(), list[Exception]()
+
+    def read() -> None:
+        while not over.is_set() and broker_url.startswith("amqp"):
+            try:
+                connection.connection.drain_events(timeout=0)
+            except (TimeoutError, BlockingIOError):
+                over.wait(0.0005)
+            except Exception as error:  # noqa: BLE001  # whatever it is, the loop would have ended with it
+                broken.append(error)
+                return
+
+    def send(number: int) -> None:
+        for part in range(100):
+            dispatcher.send("task-started", uuid=f"{number}.{part}")
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    senders = [threading.Thread(target=send, args=(number,), daemon=True) for number in range(16)]
+    for sender in senders:
+        sender.start()
+    until = time.monotonic() + 30
+    for sender in senders:
+        sender.join(max(0.0, until - time.monotonic()))
+    hung = [sender for sender in senders if sender.is_alive()]
+    over.set()
+    reader.join(10)
+    connection.collect(socket_timeout=1)
+
+    assert (hung, broken) == ([], [])
 
 
 def test_a_batch_arrives(publisher: Publisher, broker_url: str) -> None:
