@@ -184,8 +184,8 @@ def celery_url(url: str) -> str:
 def transport_options(broker_url: str, *, limit: int) -> dict[str, Any]:
     """Return the options of a transport: without its timeouts a frozen broker blocks a process for ever."""
     if broker_url.startswith("amqp"):
-        # Steps and chores are confirmed by `senders`. Celery's own connections publish events, which need it not (G12), and
-        # which threads of a pool would wait for on a connection that the event loop reads: each takes the other's bytes.
+        # Steps and chores are confirmed by `senders`. Celery's own connections publish events, which need it not (G12);
+        # threads would wait for it on a connection that the event loop reads, and each would take the other's bytes.
         return {"confirm_publish": False, "read_timeout": 10, "write_timeout": 10}
     return {
         # Redis gives a message to somebody else after this, whether its step still runs or not: never so soon (P31).
