@@ -35,6 +35,7 @@ LONGEST_WAIT = 3600.0
 FEW = 50  # orphans that a relay looks at between two rounds
 SOON, CROWDED = 0.02, 0.1  # seconds before the next round: after one that sent something, and after one that could not
 WATCH, CALM = 0.25, 5.0  # seconds between looks for workers that died: while steps run, and when none has for so long
+FIRST, SELDOM = 4, 8  # looks that find a dead worker: the first ones bring a scan each, then one of so many
 WHOLE = 10  # looks that find nothing due, after which a round is made all the same
 NAMED = frozenset({"step", "effect", "compensation"})  # a compensation goes by its effect, whose time limit it has
 
@@ -78,6 +79,7 @@ class Relay:
         self._stop = threading.Event()
         self._scanned = 0.0
         self._watched, self._ran = 0.0, time.monotonic()
+        self._suspicions = 0  # looks in a row that have found a dead worker
         self._goes_on = False  # its last scan has left orphans for the next one
 
     def once(self) -> Pass:
@@ -187,8 +189,10 @@ class Relay:
         runs, died = outbox.dead_nodes(self._connected())
         self._watched = time.monotonic()
         self._ran = self._watched if runs else self._ran
+        self._suspicions = self._suspicions + 1 if died else 0
         control = self.settings.lanes.get(CONTROL)
-        if died and control is not None:
+        # The first scan may come too soon after another; what a few have not taken is frozen (P20), or is a lot.
+        if control is not None and (0 < self._suspicions <= FIRST or self._suspicions % SELDOM == 1):
             error = self._publisher.send_chore(
                 Chore(SCAN, queue=control.queue, expires=10 * self.settings.scan.interval)
             )
