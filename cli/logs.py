@@ -6,6 +6,8 @@ made for many styles one costs as much as half a step.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import sys
 from collections.abc import Mapping
@@ -61,10 +63,10 @@ class _Lines:
         self.name = name
 
     def msg(self, line: str) -> None:
-        """Write a line."""
-        stream = sys.stderr
-        stream.write(f"{line}\n")
-        stream.flush()
+        """Write a line; that nobody reads it is no reason for a step to fail."""
+        with contextlib.suppress(OSError, ValueError):  # the reader has gone, or the stream is closed
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
 
     debug = info = warning = warn = error = critical = fatal = exception = log = msg
 
@@ -84,7 +86,10 @@ def _stamp(_logger: Any, _method: str, event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _json(_logger: Any, _method: str, event: Mapping[str, Any]) -> str:
-    return orjson.dumps(event, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    try:
+        return orjson.dumps(event, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    except TypeError:  # half a character, or a number of more than 64 bits, in what somebody's code has raised
+        return json.dumps(event, default=str)
 
 
 def _plain(_logger: Any, _method: str, event: dict[str, Any]) -> str:
