@@ -40,6 +40,7 @@ class Stack:
             "SAFEPOINT_LEDGER_URL": self.ledger_url,
             "SAFEPOINT_BROKER_URL": self.broker_url,
             "SAFEPOINT_HOME": str(self.home),
+            "TMPDIR": str(self.home),  # what killed processes leave there goes with it
             "SAFEPOINT_FLOWS": "bench_flows",
             "PYTHONPATH": f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
             **self.variables,

@@ -93,7 +93,8 @@ class Programs:
         with self.log.open("ab") as out:
             process = subprocess.Popen(
                 [str(word) for word in command],
-                env=os.environ | {"PYTHONPATH": str(PEERS)} | self.variables | more,
+                # Their temporary files go with the folder: Restate and killed pools leave some.
+                env=os.environ | {"PYTHONPATH": str(PEERS), "TMPDIR": str(self.log.parent)} | self.variables | more,
                 cwd=self.log.parent,
                 stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if pipes else out,

@@ -55,7 +55,9 @@ class LocalProcess:
         self.id = uuid4().hex
         self.name = f"{name}-{self.id[:6]}"
         self.command = [part.replace("{id}", self.id[:12]) for part in command]
-        self.env = {**os.environ, "PYTHONUNBUFFERED": "1", "CONTAINER_ID": self.id[:12], **env}
+        # What a killed pool leaves in the folder for temporary files goes with the test's own.
+        own = {"PYTHONUNBUFFERED": "1", "CONTAINER_ID": self.id[:12], "TMPDIR": str(folder)}
+        self.env = {**os.environ, **own, **env}
         self.folder = folder
         self.log = folder / f"{self.name}.log"
         self.attrs = {
