@@ -29,6 +29,7 @@ import servers  # found by the line above
 
 RABBITMQ = "amqp://guest:guest@127.0.0.1:5672//"
 TEMPLATE = "safepoint_template"
+ROOM = 6 << 30  # bytes: three groups of tests, each with its log and a few databases
 QUEUES = ("online", "recovery", "control", "safepoint.dead")
 
 
@@ -51,7 +52,15 @@ def missing(what: str) -> NoReturn:
 def _session_home() -> Path:
     # One home for all of pytest-xdist's workers; not inside pytest's own folder, which nobody else may enter.
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid4().hex
-    return Path(tempfile.gettempdir()) / f"safepoint-test-{run[:12]}"
+    return _scratch() / f"safepoint-test-{run[:12]}"
+
+
+def _scratch() -> Path:
+    # A database made and dropped for each test is mostly the file system's work: in memory, where there is much of it.
+    memory = Path("/dev/shm")  # what is made there has a random name, and is readable by us alone
+    if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > ROOM:
+        return memory
+    return Path(tempfile.gettempdir())
 
 
 @pytest.fixture(scope="session")
