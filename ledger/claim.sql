@@ -18,7 +18,7 @@ SET search_path = safepoint, pg_temp AS $$
 DECLARE
     r runs%ROWTYPE;
     s steps%ROWTYPE;
-    n nodes%ROWTYPE;
+    n record;  -- the node, and what its lane says
     instant timestamptz;
     no text;
     again boolean := false;
@@ -38,7 +38,8 @@ BEGIN
         settles := s.kind = 'compensation' OR e.status IN ('unknown', 'executing', 'succeeded', 'failed');
     END IF;
     instant := safepoint.now();
-    SELECT * INTO n FROM nodes WHERE node_id = p_node;
+    SELECT x.draining OR x.stopped_at IS NOT NULL AS draining, x.alone, x.flows, l.paused AS lane_paused, l.limited AS lane_limited INTO n
+      FROM (SELECT) one LEFT JOIN nodes x ON x.node_id = p_node LEFT JOIN lanes l ON l.name = p_lane;
     IF s.run_id IS NULL THEN no := 'stale: no such step';
     ELSIF s.status = 'running' AND s.claim_token = p_token THEN again := true;
     ELSIF s.status <> 'ready' THEN no := 'stale: ' || s.status;
@@ -50,11 +51,11 @@ BEGIN
     ELSIF r.holds <> '{}' AND NOT settles THEN no := 'held';
     ELSIF r.paused_at IS NOT NULL THEN no := 'paused';
     -- A limited lane's caps count what it has admitted: an old message of a row that has not been let through again is no way around them.
-    ELSIF EXISTS (SELECT FROM lanes x WHERE x.name = p_lane AND (x.paused OR x.limited AND s.dispatched_at IS NULL)) THEN no := 'lane';
+    ELSIF n.lane_paused OR n.lane_limited AND s.dispatched_at IS NULL THEN no := 'lane';
     ELSIF r.ending IS NOT NULL AND NOT settles THEN no := 'stale: run is ending';
     ELSIF r.cancel_at IS NOT NULL AND NOT s.cleanup AND NOT settles THEN no := 'stale: run is cancelling';
     ELSIF r.deadline <= instant AND NOT s.cleanup AND NOT settles THEN no := 'deadline';
-    ELSIF n.node_id IS NULL OR n.draining OR n.stopped_at IS NOT NULL THEN no := 'draining';
+    ELSIF n.draining IS NOT FALSE THEN no := 'draining';  -- NULL: no such node
     ELSIF NOT (r.flow || '@' || r.workflow_version = ANY (n.flows)) THEN no := 'version';
     -- P23: what was there when processes died, twice, with others beside it runs alone; then its death is its own, and no innocent's.
     ELSIF n.alone IS NOT NULL AND executes_v1(p_node, n.alone) THEN no := 'alone';
@@ -114,13 +115,15 @@ BEGIN
         IF e.status = 'succeeded' THEN effect_data := e.result; effect_encoding := e.result_encoding; END IF;
     END IF;
     IF seen < 0 THEN run_input := r.input; run_input_encoding := r.input_encoding; END IF;
-    SELECT array_agg(h.commit_seq ORDER BY h.commit_seq), array_agg(h.path ORDER BY h.commit_seq), array_agg(h.step_id ORDER BY h.commit_seq),
-           array_agg(h.iteration ORDER BY h.commit_seq), array_agg(h.kind ORDER BY h.commit_seq), array_agg(h.status ORDER BY h.commit_seq),
-           array_agg(h.input_hash ORDER BY h.commit_seq), array_agg(h.result ORDER BY h.commit_seq),
-           array_agg(h.result_encoding ORDER BY h.commit_seq), jsonb_agg(h.error ORDER BY h.commit_seq), array_agg(h.at ORDER BY h.commit_seq),
-           array_agg(h.tokens + h.wasted_tokens ORDER BY h.commit_seq), array_agg(h.usd + h.wasted_usd ORDER BY h.commit_seq)
-      INTO h_seq, h_path, h_step, h_iteration, h_kind, h_status, h_hash, h_result, h_encoding, h_error, h_at, h_tokens, h_usd
-      FROM steps h WHERE h.run_id = p_run AND h.commit_seq > seen AND h.generation = r.generation AND h.kind <> 'compensation';
+    IF r.state_version > seen THEN  -- else there is nothing that the claimer does not know
+        SELECT array_agg(h.commit_seq ORDER BY h.commit_seq), array_agg(h.path ORDER BY h.commit_seq), array_agg(h.step_id ORDER BY h.commit_seq),
+               array_agg(h.iteration ORDER BY h.commit_seq), array_agg(h.kind ORDER BY h.commit_seq), array_agg(h.status ORDER BY h.commit_seq),
+               array_agg(h.input_hash ORDER BY h.commit_seq), array_agg(h.result ORDER BY h.commit_seq),
+               array_agg(h.result_encoding ORDER BY h.commit_seq), jsonb_agg(h.error ORDER BY h.commit_seq), array_agg(h.at ORDER BY h.commit_seq),
+               array_agg(h.tokens + h.wasted_tokens ORDER BY h.commit_seq), array_agg(h.usd + h.wasted_usd ORDER BY h.commit_seq)
+          INTO h_seq, h_path, h_step, h_iteration, h_kind, h_status, h_hash, h_result, h_encoding, h_error, h_at, h_tokens, h_usd
+          FROM steps h WHERE h.run_id = p_run AND h.commit_seq > seen AND h.generation = r.generation AND h.kind <> 'compensation';
+    END IF;
     IF p_settle IS NOT NULL THEN PERFORM settle_v1(p_settle); END IF;
     RETURN NEXT;
 END $$;

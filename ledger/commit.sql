@@ -5,8 +5,9 @@ CREATE FUNCTION safepoint.commit_v1(
     p_run uuid, p_generation integer, p_path text, p_step text, p_iteration integer, p_token uuid, p_from integer, p_joins text,
     p_status text, p_result bytea, p_encoding text, p_digest bytea, p_error jsonb, p_at timestamptz, p_tokens bigint, p_usd numeric,
     p_next jsonb, p_ending jsonb, p_ending_data bytea, p_ending_encoding text, p_hold jsonb, p_notes jsonb, p_artifacts jsonb,
-    p_grace double precision, p_node text, p_settle jsonb DEFAULT NULL, p_effect jsonb DEFAULT NULL, p_claim jsonb DEFAULT NULL
-) RETURNS TABLE (answer text, state_version integer, late boolean, next_rows jsonb, status text, claimed_run jsonb, claimed_at timestamptz) LANGUAGE plpgsql
+    p_grace double precision, p_node text, p_settle jsonb DEFAULT NULL, p_effect jsonb DEFAULT NULL, p_claim jsonb DEFAULT NULL,
+    OUT answer text, OUT state_version integer, OUT late boolean, OUT next_rows jsonb, OUT status text, OUT claimed_run jsonb, OUT claimed_at timestamptz
+) LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -27,22 +28,22 @@ BEGIN
     state_version := r.state_version;
     status := r.status;
     -- P3: the answer of an earlier, identical commit was lost.
-    IF s.committed_token = p_token THEN answer := 'already'; PERFORM settle_v1(p_settle); RETURN NEXT; RETURN; END IF;
+    IF s.committed_token = p_token THEN answer := 'already'; PERFORM settle_v1(p_settle); RETURN; END IF;
     IF s.run_id IS NULL OR r.finished_at IS NOT NULL OR s.claim_token IS DISTINCT FROM p_token
        OR s.status NOT IN ('running', 'ready', 'held') THEN
-        answer := 'lost'; PERFORM settle_v1(p_settle); RETURN NEXT; RETURN;
+        answer := 'lost'; PERFORM settle_v1(p_settle); RETURN;
     END IF;
     -- P29: a live claim's result is always stored; a run that is stopping gets no next step from it.
     stopping := r.ending IS NOT NULL OR r.cancel_at IS NOT NULL AND NOT s.cleanup OR coalesce(r.deadline <= instant, false) AND NOT s.cleanup;
     IF p_from IS NOT NULL AND p_from <> r.state_version AND NOT stopping THEN
-        answer := 'stale'; PERFORM settle_v1(p_settle); RETURN NEXT; RETURN;
+        answer := 'stale'; PERFORM settle_v1(p_settle); RETURN;
     END IF;
     -- Fan-in (P26): a bare member of a gather need not advance while another one is open; who comes last advances. Counted under the run's lock.
     IF p_joins IS NOT NULL AND NOT stopping THEN
         IF NOT EXISTS (SELECT FROM steps o WHERE o.run_id = p_run AND o.generation = p_generation
                 AND o.joins = p_joins AND o.status IN ('ready', 'running', 'waiting', 'held')
                 AND (o.path, o.step_id, o.iteration) <> (p_path, p_step, p_iteration)) THEN
-            answer := 'stale'; PERFORM settle_v1(p_settle); RETURN NEXT; RETURN;
+            answer := 'stale'; PERFORM settle_v1(p_settle); RETURN;
         END IF;
     END IF;
     late := s.status <> 'running';
@@ -65,9 +66,10 @@ BEGIN
             IF r.holds = '{}' AND r.paused_at IS NULL THEN PERFORM unpark_v1(p_run); END IF;
         END IF;
     END IF;
-    log := CASE WHEN s.kind = 'start' AND s.generation = 1 THEN '[{"type": "run.started"}]'::jsonb ELSE '[]'::jsonb END;
-    IF s.kind NOT IN ('start', 'advance', 'cancel') THEN
-        log := log || jsonb_build_array(
+    IF s.kind IN ('start', 'advance', 'cancel') THEN
+        log := CASE WHEN s.kind = 'start' AND s.generation = 1 THEN '[{"type": "run.started"}]'::jsonb ELSE '[]'::jsonb END;
+    ELSE
+        log := jsonb_build_array(
             jsonb_build_object('type', 'step.started', 'key', called, 'data', jsonb_build_object(
                 'at', s.claimed_at, 'epoch', s.epoch, 'attempt', s.attempt, 'node', coalesce(s.owner, p_node))),
             jsonb_build_object('type', CASE p_status WHEN 'succeeded' THEN 'step.committed' ELSE 'step.failed' END,
@@ -79,7 +81,7 @@ BEGIN
         log := log || jsonb_build_array(jsonb_build_object('type', 'effect.settled', 'key', called, 'data', jsonb_strip_nulls(
             jsonb_build_object('status', settled, 'by', p_node, 'why', p_effect->>'why', 'external_id', p_effect->>'external_id'))));
     END IF;
-    log := log || coalesce(p_notes, '[]');
+    IF p_notes IS NOT NULL THEN log := log || p_notes; END IF;
     -- An advance asks for all that the flow waits for: mended code may ask for more, and what has a row is asked for already. What was cancelled
     -- when a reopened run had failed is asked for anew.
     IF s.kind = 'advance' AND p_next IS NOT NULL THEN
@@ -117,16 +119,19 @@ BEGIN
         log := (SELECT coalesce(jsonb_agg(CASE WHEN v->>'key' IS NULL THEN v ELSE jsonb_set(v, '{data,generation}', to_jsonb(p_generation)) END ORDER BY o), '[]')
                   FROM jsonb_array_elements(log) WITH ORDINALITY AS e(v, o));
     END IF;
-    UPDATE runs SET state_version = r.state_version + 1, holds = r.holds, updated_at = instant, event_seq = event_seq + jsonb_array_length(log),
+    -- What nearly no commit changes is a statement of its own: a column that is named costs, and its triggers are asked.
+    IF p_notes IS NOT NULL OR p_artifacts IS NOT NULL OR p_status = 'failed' OR late THEN
+        UPDATE runs SET holds = r.holds, wasted_tokens = wasted_tokens + CASE p_status WHEN 'failed' THEN p_tokens ELSE 0 END,
+               wasted_usd = wasted_usd + CASE p_status WHEN 'failed' THEN p_usd ELSE 0 END,
+               plan = CASE WHEN p_notes IS NULL THEN plan ELSE jsonb_path_query_array(plan || p_notes, '$[last - 49 to last]') END
+         WHERE run_id = p_run;
+        IF p_artifacts IS NOT NULL THEN UPDATE runs SET artifacts = artifacts || p_artifacts WHERE run_id = p_run; END IF;
+    END IF;
+    fresh := CASE r.status WHEN 'queued' THEN 'running' ELSE r.status END;
+    UPDATE runs SET state_version = r.state_version + 1, updated_at = instant, event_seq = r.event_seq + jsonb_array_length(log), status = fresh,
            completed_steps = completed_steps + (s.kind IN ('step', 'effect') AND p_status = 'succeeded')::integer,
-           spent_tokens = spent_tokens + p_tokens, spent_usd = spent_usd + p_usd,
-           wasted_tokens = wasted_tokens + CASE p_status WHEN 'failed' THEN p_tokens ELSE 0 END,
-           wasted_usd = wasted_usd + CASE p_status WHEN 'failed' THEN p_usd ELSE 0 END,
-           status = CASE WHEN r.status = 'queued' THEN 'running' ELSE r.status END,
-           current_node = coalesce(next_rows->0->>'key', current_node),
-           plan = CASE WHEN p_notes IS NULL THEN plan ELSE jsonb_path_query_array(plan || p_notes, '$[last - 49 to last]') END,
-           artifacts = CASE WHEN p_artifacts IS NULL THEN artifacts ELSE artifacts || p_artifacts END
-     WHERE run_id = p_run RETURNING status INTO fresh;
+           spent_tokens = spent_tokens + p_tokens, spent_usd = spent_usd + p_usd, current_node = coalesce(next_rows->0->>'key', current_node)
+     WHERE run_id = p_run;
     INSERT INTO events (run_id, seq, tenant_id, type, key, data, at)
         SELECT p_run, r.event_seq + e.ord, r.tenant_id, e.v->>'type', e.v->>'key', coalesce(e.v->'data', '{}'), instant
           FROM jsonb_array_elements(log) WITH ORDINALITY AS e(v, ord);
@@ -150,7 +155,6 @@ BEGIN
     IF r.budget_id IS NOT NULL OR s.lost_tokens <> 0 OR s.lost_usd <> 0 THEN PERFORM spend_v1(r.budget_id, s, p_tokens, p_usd, 0); END IF;
     answer := 'committed'; state_version := r.state_version + 1; status := fresh;
     IF p_settle IS NOT NULL THEN PERFORM settle_v1(p_settle); END IF;
-    RETURN NEXT;
 END $$;
 
 -- G6: the effect is settled in the transaction that stores the step's outcome. A step may fail while its effect is unknown to nobody only: an error that

@@ -23,7 +23,7 @@ DECLARE
     a record;
     l lanes%ROWTYPE;
 BEGIN
-    SELECT * INTO a FROM commit_v1(p_run, p_generation, p_path, p_step, p_iteration, p_token, p_from, p_joins, p_status, p_result, p_encoding, p_digest,
+    a := commit_v1(p_run, p_generation, p_path, p_step, p_iteration, p_token, p_from, p_joins, p_status, p_result, p_encoding, p_digest,
         p_error, p_at, p_tokens, p_usd, p_next, p_ending, p_ending_data, p_ending_encoding, p_hold, p_notes, p_artifacts, p_grace, p_node, p_settle, p_effect,
         p_claim);
     committed := jsonb_build_object('answer', a.answer, 'state_version', a.state_version, 'late', a.late, 'rows', a.next_rows, 'status', a.status);

@@ -25,7 +25,7 @@ GUARDS = {
         ("(SELECT count(*) FROM steps WHERE status = 'running' AND claimed_from = l.name)", "0"),
     ),
     "lock of the lane": ("dispatch_v1", ("NOT paused FOR NO KEY UPDATE SKIP LOCKED", "NOT paused")),
-    "refusal of a claim": ("claim_v1", ("AND (x.paused OR x.limited AND s.dispatched_at IS NULL)", "AND false")),
+    "refusal of a claim": ("claim_v1", ("n.lane_paused OR n.lane_limited AND s.dispatched_at IS NULL", "false")),
     "set aside leaves the queue": ("set_aside_v1", ("dispatched_at = NULL, queued = 0,", "dispatched_at = NULL,")),
     "parked has no place": ("park_v1", ("due_at = 'infinity', dispatched_at = NULL", "due_at = 'infinity'")),
     "late retry": ("retry_v1", ("dispatches = 0, queued = 0,", "dispatches = 0,")),
