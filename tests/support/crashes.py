@@ -11,7 +11,7 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 from audit import Account
-from fleet import Fleet, trap
+from fleet import POOL, Fleet, trap
 from processes import LocalProcess, WorkerNode
 
 __all__ = ["IN_EXECUTION", "Crew", "die_in_execution", "die_in_relay", "die_in_scan"]
@@ -51,7 +51,7 @@ class Crew:
     survivor: WorkerNode
 
     @classmethod
-    def start(cls, fleet: Fleet, *, pool: str = "prefork") -> Crew:
+    def start(cls, fleet: Fleet, *, pool: str = POOL) -> Crew:
         """Start relay and survivor."""
         survivor = fleet.worker("online", "recovery", pool=pool, wait=False)
         relay = fleet.relay()
@@ -70,7 +70,7 @@ def has_died(once: Path, process: WorkerNode | LocalProcess, *, whole: bool) -> 
     return once.exists() and (not whole or node.status == "exited")
 
 
-def die_in_execution(crew: Crew, point: str, *, target: str, pool: str = "prefork", **env: str) -> Account:
+def die_in_execution(crew: Crew, point: str, *, target: str, pool: str = POOL, **env: str) -> Account:
     """Let a worker, or its child, die at a point of a step's execution; return the run when it has ended well."""
     fleet, death, once = crew.fleet, IN_EXECUTION[point], crew.once()
     armed = trap(f"{point}@{death.step}", target=target, once=once)

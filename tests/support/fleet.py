@@ -54,6 +54,10 @@ max_recoveries = 2
 LANES = ("online", "recovery", "control", "front", "abroad")
 
 
+# The whole suite may be run with the other pool, as it may be under other lanes (`variables`).
+POOL = os.environ.get("SAFEPOINT_TEST_POOL", "prefork")
+
+
 def trap(point: str, *, target: str, once: Path) -> dict[str, str]:
     """Return the variables that arm one crash point; it springs once, however often its process is started anew."""
     return {
@@ -115,7 +119,7 @@ class Fleet:
     def worker(
         self,
         *lanes: str,
-        pool: str = "prefork",
+        pool: str = POOL,
         concurrency: int = 2,
         wait: bool = True,
         env: Mapping[str, str] | None = None,
