@@ -26,6 +26,7 @@ class Round:
     alone: list[float]
     start: list[float]
     statements: float | None = None  # a step
+    trips: float | None = None  # claims and commits of our executors, a run
     long: dict[str, float] = field(default_factory=dict)
     enqueue: dict[str, float] = field(default_factory=dict)
 

@@ -16,6 +16,8 @@ __all__ = ["Bill", "Meter", "family", "parse_stat", "tree_seconds"]
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _CALLS = "SELECT coalesce(sum(calls), 0)::int FROM pg_stat_statements WHERE query NOT ILIKE '%%pg_stat_statements%%'"
+# What our executors ask for each step: the rest is the relay's, the beats' and the client's.
+_TRIPS = "SELECT coalesce(sum(calls), 0)::int FROM pg_stat_statements WHERE query ~ 'safepoint.(claim|commit|go_on)_v1'"
 # The log itself says what was committed: sessions tell the statistics up to ten seconds late.
 _LOGGED = """
 SELECT coalesce(sum(record_size), 0)::bigint, coalesce(sum(fpi_size), 0)::bigint,
@@ -27,7 +29,7 @@ SELECT coalesce(sum(record_size), 0)::bigint, coalesce(sum(fpi_size), 0)::bigint
 @dataclass(frozen=True, slots=True)
 class Bill:
     """What a span of work has cost: seconds of processor by role, bytes of WAL in records and in whole pages,
-    transactions that wrote, and statements where they were counted.
+    transactions that wrote; where they were counted, statements, and among them our executors' claims and commits.
     """
 
     cpu: dict[str, float] = field(default_factory=dict)
@@ -35,6 +37,7 @@ class Bill:
     pages: int = 0
     commits: int = 0
     statements: int = 0
+    trips: int = 0
 
     @property
     def wal(self) -> int:
@@ -99,7 +102,7 @@ class Meter:
     ) -> None:
         with self._admin:
             seconds = tree_seconds(self._roots)
-            statements = self._one(_CALLS) if self._counts else 0
+            statements, trips = (self._one(_CALLS), self._one(_TRIPS)) if self._counts else (0, 0)
             if self._counts:
                 self._track("none")
             # Only what is on the disk can be read back: a commit of our own puts it there.
@@ -109,7 +112,7 @@ class Meter:
         assert logged is not None  # one row always
         cpu = {role: now - self._seconds[role] for role, now in seconds.items()}
         records, pages, commits = (int(value) for value in logged)
-        self.bill = Bill(cpu, records, pages, commits, statements)
+        self.bill = Bill(cpu, records, pages, commits, statements, trips)
 
     def _one(self, query: LiteralString) -> Any:
         row = self._admin.execute(query).fetchone()

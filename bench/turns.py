@@ -34,11 +34,12 @@ def turn(servers: Servers, contender: Contender, plan: Plan) -> Round:
         with Meter(servers.admin_url, roots) as meter:
             seconds = client.ask("many", runs=plan.runs, steps=STEPS)["seconds"]
         single = client.ask("alone", runs=plan.alone, steps=STEPS)
-        counted = None
+        counted = trips = None
         if plan.counted and "PostgreSQL" in contender.servers:
             with Meter(servers.admin_url, roots, count_statements=True) as counting:
                 client.ask("many", runs=plan.counted, steps=STEPS)
             counted = counting.bill.statements / (plan.counted * STEPS)
+            trips = counting.bill.trips / plan.counted
         long = {}
         if plan.share and contender.long:
             marks = servers.home / "marks"
@@ -46,7 +47,7 @@ def turn(servers: Servers, contender: Contender, plan: Plan) -> Round:
             long = growth([float(line) for line in marks.read_text().split()])
             marks.unlink()
         enqueue = _at_the_door(started, contender, plan.enqueued) if plan.enqueued else {}
-    return Round(plan.runs * STEPS, seconds, meter.bill, single["step"], single["start"], counted, long, enqueue)
+    return Round(plan.runs * STEPS, seconds, meter.bill, single["step"], single["start"], counted, trips, long, enqueue)
 
 
 def _at_the_door(started: Started, contender: Contender, runs: int) -> dict[str, float]:
