@@ -47,17 +47,25 @@ BEGIN
               FROM identity i, pg_database d WHERE d.datname = current_database());
 END $$;
 
--- What is wrong with a request, beginning with the field's name.
+-- What is wrong with a request, beginning with the field's name. In two parts: an expression costs its whole length once a transaction, and most
+-- requests say nothing that the second one looks at.
 CREATE FUNCTION safepoint.enqueue_fault_v1(x safepoint.enqueue_request_v1) RETURNS text LANGUAGE plpgsql IMMUTABLE
 SET search_path = safepoint, pg_temp AS $$
+DECLARE
+    fault text;
 BEGIN
-    RETURN CASE
+    fault := CASE
         WHEN coalesce(x.flow, '') = '' THEN 'flow: a name is required'
         WHEN x.input_base64 IS NULL AND coalesce(json_typeof(x.input), '') <> 'object'
             THEN 'input: accepted is an object of named arguments, as in {"alert": {}}'
         WHEN coalesce(x.tenant, '') = '' OR octet_length(x.tenant) > 200 THEN 'tenant: accepted is a text of 1 to 200 bytes'
         WHEN x.key = '' OR octet_length(x.key) > 1000 THEN 'key: accepted is a text of 1 to 1000 bytes'
         WHEN x.priority < 0 THEN 'priority: accepted is a whole number that is not negative'
+        END;
+    IF fault IS NOT NULL OR x.budget IS NULL AND x.tags IS NULL AND x.deadline IS NULL AND x.start_at IS NULL AND x.versions IS NULL THEN
+        RETURN fault;
+    END IF;
+    RETURN CASE
         WHEN x.budget <> '{}' AND (jsonb_typeof(x.budget) <> 'object' OR x.budget - '{tokens,usd,retries}'::text[] <> '{}'
             OR x.budget->>'tokens' !~ '^[0-9]{1,18}$' OR x.budget->>'retries' !~ '^[0-9]{1,9}$' OR x.budget->>'usd' !~ '^[0-9]{1,12}(\.[0-9]+)?$')
             THEN 'budget: accepted are whole numbers for tokens and retries, a number for usd, none of them negative'
@@ -83,6 +91,8 @@ DECLARE
     asked enqueue_request_v1;
     served flows;
     rows new_run_v1[] := '{}';
+    making new_run_v1[];
+    one new_run_v1;
     fresh uuid[];
     document text;
     has_keys boolean := false;
@@ -99,11 +109,15 @@ BEGIN
         detail := enqueue_fault_v1(asked);
         verdict := CASE WHEN detail IS NOT NULL THEN 'bad' END;
         IF detail IS NULL AND asked.version IS NULL AND served.name IS DISTINCT FROM asked.flow THEN
-            -- A version that a live worker serves before others, then what came last.
-            SELECT f.* INTO served FROM flows f WHERE f.name = asked.flow
-             ORDER BY EXISTS (SELECT FROM nodes w WHERE w.stopped_at IS NULL AND w.lease_until > instant
-                                AND f.name || '@' || f.version = ANY (w.flows)) DESC, f.registered_at DESC, f.version DESC LIMIT 1;
-            IF NOT FOUND THEN verdict := 'unknown'; detail := asked.flow; END IF;
+            SELECT f.* INTO served FROM flows f WHERE f.name = asked.flow LIMIT 1;
+            IF NOT FOUND THEN
+                verdict := 'unknown'; detail := asked.flow;
+            ELSIF EXISTS (SELECT FROM flows f WHERE f.name = asked.flow AND f.version <> served.version) THEN
+                -- A version that a live worker serves before others, then what came last.
+                SELECT f.* INTO served FROM flows f WHERE f.name = asked.flow
+                 ORDER BY EXISTS (SELECT FROM nodes w WHERE w.stopped_at IS NULL AND w.lease_until > instant
+                                    AND f.name || '@' || f.version = ANY (w.flows)) DESC, f.registered_at DESC, f.version DESC LIMIT 1;
+            END IF;
         END IF;
         IF verdict IS NOT NULL THEN
             IF json_array_length(p_requests) > 1 THEN PERFORM refuse_v1(verdict, detail, NULL); END IF;
@@ -124,7 +138,14 @@ BEGIN
     END LOOP;
     -- P17: one wake-up for the transaction; PostgreSQL folds equal notifications.
     PERFORM pg_notify('safepoint_relay', '');
-    IF has_keys THEN
+    making := rows;
+    -- P40: a key that stood before is not written again; its run may have been pruned since.
+    IF has_keys AND cardinality(rows) = 1 THEN
+        one := rows[1];
+        INSERT INTO idempotency_keys (tenant_id, key, run_id, flow, input_hash, created_at)
+            VALUES (one.tenant, one.key, one.run_id, one.flow, one.hash, instant) ON CONFLICT DO NOTHING;
+        IF NOT FOUND THEN making := '{}'; END IF;
+    ELSIF has_keys THEN
         WITH written AS (
             INSERT INTO idempotency_keys (tenant_id, key, run_id, flow, input_hash, created_at)
                 SELECT x.tenant, x.key, x.run_id, x.flow, x.hash, instant FROM (
@@ -133,14 +154,14 @@ BEGIN
                 ON CONFLICT DO NOTHING RETURNING run_id
         )
         SELECT array_agg(run_id) INTO fresh FROM written;
-        -- P40: a key that stood before is not written again; its run may have been pruned since.
-        IF create_runs_v1(ARRAY(SELECT x FROM unnest(rows) AS x WHERE x.key IS NULL OR x.run_id IN (SELECT unnest(fresh))), instant)
-           = cardinality(rows) THEN
-            RETURN QUERY SELECT x.n, x.run_id, 'accepted', x.key FROM unnest(rows) AS x;
-            RETURN;
-        END IF;
-    ELSIF create_runs_v1(rows, instant) = cardinality(rows) THEN
-        RETURN QUERY SELECT x.n, x.run_id, 'accepted', x.key FROM unnest(rows) AS x;
+        making := ARRAY(SELECT x FROM unnest(rows) AS x WHERE x.key IS NULL OR x.run_id IN (SELECT unnest(fresh)));
+    END IF;
+    IF create_runs_v1(making, instant) = cardinality(rows) THEN
+        verdict := 'accepted';
+        FOREACH one IN ARRAY rows LOOP
+            n := one.n; run_id := one.run_id; detail := one.key;
+            RETURN NEXT;
+        END LOOP;
         RETURN;
     END IF;
     RETURN QUERY
@@ -181,34 +202,79 @@ END $$;
 CREATE FUNCTION safepoint.create_runs_v1(p_rows safepoint.new_run_v1[], instant timestamptz) RETURNS integer LANGUAGE plpgsql
 SET search_path = safepoint, pg_temp AS $$
 DECLARE
-    made integer;
+    fresh uuid[];
     gone uuid[];
+    one new_run_v1;
+    named jsonb := '[]';
+    spends_from uuid;
 BEGIN
-    INSERT INTO runs (run_id, tenant_id, conversation_id, flow, priority, deadline, start_at, input, input_encoding, input_hash, budget,
-                      workflow_version, prompt_version, tool_schema_version, model_policy_version, index_version, versions, tags,
-                      parent_run_id, parent_key, artifacts, budget_id, created_at, updated_at, event_seq)
-        SELECT x.run_id, x.tenant, x.conversation, x.flow, x.priority, x.deadline, x.start_at, x.input, x.encoding, x.hash, x.budget,
-               x.version, x.versions->>'prompt', x.versions->>'tool_schema', x.versions->>'model_policy', x.versions->>'index',
-               x.versions, x.tags, x.parent, x.parent_key,
-               CASE WHEN x.artifacts IS NOT NULL OR x.encoding = 'json' AND position('"sha256"'::bytea IN x.input) > 0
-                    THEN named_artifacts_v1(x.tenant, x.input, x.encoding, x.artifacts) ELSE '[]' END,
-               -- A child spends from its parent's budget, whose row is locked.
-               CASE WHEN x.parent IS NOT NULL THEN (SELECT p.budget_id FROM runs p WHERE p.run_id = x.parent)
-                    WHEN jsonb_strip_nulls(x.budget) <> '{}' THEN x.run_id END, instant, instant, 1
-          FROM unnest(p_rows) AS x
-        ON CONFLICT DO NOTHING;
-    GET DIAGNOSTICS made = ROW_COUNT;
+    -- One run is what is asked for nearly always: it goes in as it is, by the rules that the statements below have for any number of rows.
+    IF cardinality(p_rows) = 1 THEN
+        one := p_rows[1];
+        IF one.artifacts IS NOT NULL OR one.encoding = 'json' AND position('"sha256"'::bytea IN one.input) > 0 THEN
+            named := named_artifacts_v1(one.tenant, one.input, one.encoding, one.artifacts);
+        END IF;
+        IF one.parent IS NOT NULL THEN
+            spends_from := (SELECT p.budget_id FROM runs p WHERE p.run_id = one.parent);
+        ELSIF one.budget <> '{}' AND jsonb_strip_nulls(one.budget) <> '{}' THEN
+            spends_from := one.run_id;
+        END IF;
+        INSERT INTO runs (run_id, tenant_id, conversation_id, flow, priority, deadline, start_at, input, input_encoding, input_hash, budget,
+                          workflow_version, prompt_version, tool_schema_version, model_policy_version, index_version, versions, tags,
+                          parent_run_id, parent_key, artifacts, budget_id, created_at, updated_at, event_seq)
+            VALUES (one.run_id, one.tenant, one.conversation, one.flow, one.priority, one.deadline, one.start_at, one.input, one.encoding, one.hash, one.budget,
+                    one.version, one.versions->>'prompt', one.versions->>'tool_schema', one.versions->>'model_policy', one.versions->>'index',
+                    one.versions, one.tags, one.parent, one.parent_key, named, spends_from, instant, instant, 1)
+            ON CONFLICT DO NOTHING;
+        IF NOT FOUND THEN RETURN 0; END IF;
+        INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, priority, deadline, kind, name, status, lane, home_lane, queued,
+                           due_at, ready_at, created_at)
+            SELECT one.run_id, 1, '', '@start', 1, one.tenant, one.priority, one.deadline, 'start', one.flow, 'ready', 'online', 'online',
+                   CASE WHEN one.start_at > instant THEN 0 WHEN one.parent IS NOT NULL THEN 1 ELSE 2 END,
+                   greatest(instant, one.start_at), greatest(instant, one.start_at), instant
+             WHERE NOT EXISTS (SELECT FROM pruned_runs p WHERE p.run_id = one.run_id);
+        IF NOT FOUND THEN
+            DELETE FROM runs WHERE run_id = one.run_id;
+            RETURN 0;
+        END IF;
+        IF spends_from = one.run_id THEN
+            INSERT INTO budgets (budget_id, tenant_id, tokens, usd, retries, created_at)
+                VALUES (one.run_id, one.tenant, (one.budget->>'tokens')::bigint, (one.budget->>'usd')::numeric, (one.budget->>'retries')::integer, instant)
+                ON CONFLICT DO NOTHING;
+        END IF;
+        INSERT INTO events (run_id, seq, tenant_id, type, data, at)
+            VALUES (one.run_id, 1, one.tenant, 'run.queued', jsonb_build_object('flow', one.flow, 'version', one.version), instant);
+        RETURN 1;
+    END IF;
+    WITH written AS (
+        INSERT INTO runs (run_id, tenant_id, conversation_id, flow, priority, deadline, start_at, input, input_encoding, input_hash, budget,
+                          workflow_version, prompt_version, tool_schema_version, model_policy_version, index_version, versions, tags,
+                          parent_run_id, parent_key, artifacts, budget_id, created_at, updated_at, event_seq)
+            SELECT x.run_id, x.tenant, x.conversation, x.flow, x.priority, x.deadline, x.start_at, x.input, x.encoding, x.hash, x.budget,
+                   x.version, x.versions->>'prompt', x.versions->>'tool_schema', x.versions->>'model_policy', x.versions->>'index',
+                   x.versions, x.tags, x.parent, x.parent_key,
+                   CASE WHEN x.artifacts IS NOT NULL OR x.encoding = 'json' AND position('"sha256"'::bytea IN x.input) > 0
+                        THEN named_artifacts_v1(x.tenant, x.input, x.encoding, x.artifacts) ELSE '[]' END,
+                   -- A child spends from its parent's budget, whose row is locked.
+                   CASE WHEN x.parent IS NOT NULL THEN (SELECT p.budget_id FROM runs p WHERE p.run_id = x.parent)
+                        WHEN jsonb_strip_nulls(x.budget) <> '{}' THEN x.run_id END, instant, instant, 1
+              FROM unnest(p_rows) AS x
+            ON CONFLICT DO NOTHING RETURNING run_id
+    )
+    SELECT coalesce(array_agg(w.run_id), '{}') INTO fresh FROM written w;
+    -- The others have their rows; where an id stands twice, its first request was the one. What is left meets no row of its own.
+    IF cardinality(fresh) < cardinality(p_rows) THEN
+        p_rows := ARRAY(SELECT DISTINCT ON (x.run_id) x FROM unnest(p_rows) AS x WHERE x.run_id = ANY (fresh) ORDER BY x.run_id, x.n);
+    END IF;
     -- P40: an id whose run was pruned makes no second one; looked at after the insert, which has waited for a prune under way. OFFSET 0 as above.
     gone := ARRAY(SELECT x.run_id FROM unnest(p_rows) AS x WHERE EXISTS (SELECT FROM pruned_runs p WHERE p.run_id = x.run_id OFFSET 0));
     IF gone <> '{}' THEN
         DELETE FROM runs WHERE run_id = ANY (gone);
-        made := made - cardinality(gone);
         p_rows := ARRAY(SELECT x FROM unnest(p_rows) AS x WHERE NOT x.run_id = ANY (gone));
     END IF;
     INSERT INTO budgets (budget_id, tenant_id, tokens, usd, retries, created_at)
         SELECT x.run_id, x.tenant, (x.budget->>'tokens')::bigint, (x.budget->>'usd')::numeric, (x.budget->>'retries')::integer, instant
-          FROM unnest(p_rows) AS x JOIN runs r ON r.run_id = x.run_id
-         WHERE x.parent IS NULL AND jsonb_strip_nulls(x.budget) <> '{}' AND r.budget_id = x.run_id
+          FROM unnest(p_rows) AS x WHERE x.parent IS NULL AND jsonb_strip_nulls(x.budget) <> '{}'
         ON CONFLICT DO NOTHING;
     -- P12: priority and deadline are in the step as well, where the index of the queue can read them. A child goes on with its parent's run.
     INSERT INTO steps (run_id, generation, path, step_id, iteration, tenant_id, priority, deadline, kind, name, status, lane, home_lane, queued, due_at,
@@ -216,13 +282,11 @@ BEGIN
         SELECT x.run_id, 1, '', '@start', 1, x.tenant, x.priority, x.deadline, 'start', x.flow, 'ready', 'online', 'online',
                CASE WHEN x.start_at > instant THEN 0 WHEN x.parent IS NOT NULL THEN 1 ELSE 2 END,
                greatest(instant, x.start_at), greatest(instant, x.start_at), instant
-          FROM unnest(p_rows) AS x
-        ON CONFLICT DO NOTHING;
+          FROM unnest(p_rows) AS x;
     INSERT INTO events (run_id, seq, tenant_id, type, data, at)
         SELECT x.run_id, 1, x.tenant, 'run.queued', jsonb_build_object('flow', x.flow, 'version', x.version), instant
-          FROM unnest(p_rows) AS x
-        ON CONFLICT DO NOTHING;
-    RETURN made;
+          FROM unnest(p_rows) AS x;
+    RETURN cardinality(p_rows);
 END $$;
 
 -- A child's run, in the commit of its parent.

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 from uuid import UUID, uuid4
@@ -252,6 +253,23 @@ def test_p40_a_key_outlives_its_run_and_does_not_make_it_again(connection: Conne
     assert one(connection, "SELECT count(*) FROM safepoint.runs") == 0
 
 
+@pytest.mark.parametrize("others", [0, 2], ids=["alone", "among many"])
+def test_p40_the_id_of_a_pruned_run_makes_no_second_one(connection: Connection, others: int):
+    pruned = request(budget={"tokens": 5})
+    connection.execute(
+        "INSERT INTO safepoint.pruned_runs (run_id, tenant_id, flow, status, finished_at, pruned_at)"
+        " VALUES (%s, 'default', %s, 'succeeded', now(), now())",
+        [pruned.run_id, FLOW],
+    )
+
+    answers = accepting.enqueue(connection, [pruned, *(request() for _ in range(others))])
+
+    assert {answer.verdict for answer in answers} == {Verdict.ACCEPTED}
+    for table in ("runs", "steps", "events"):
+        assert one(connection, f"SELECT count(*) FROM safepoint.{table}") == others
+    assert one(connection, "SELECT count(*) FROM safepoint.budgets") == 0
+
+
 def test_a_serializable_transaction_hears_of_a_key_that_it_cannot_see(connection: Connection, ledger_url: str):
     with psycopg.connect(ledger_url) as app:
         app.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
@@ -363,6 +381,45 @@ def test_many_requests_answer_in_their_order(connection: Connection):
     assert {answer.verdict for answer in answers} == {Verdict.ACCEPTED}
     assert [answer.run_id for answer in answers] == [asked[0].run_id, kept.run_id, asked[2].run_id, asked[2].run_id]
     assert one(connection, "SELECT count(*) FROM safepoint.runs") == 3
+
+
+def test_p18_many_repeats_among_new_requests_change_nothing(connection: Connection):
+    first, second, new = request(priority=3), request(budget={"tokens": 5}), request(budget={"tokens": 7})
+    accepting.enqueue(connection, [first, second])
+
+    answers = accepting.enqueue(connection, [second, new, first, new])
+
+    assert [answer.run_id for answer in answers] == [second.run_id, new.run_id, first.run_id, new.run_id]
+    for table in ("runs", "steps", "events"):
+        assert one(connection, f"SELECT count(*) FROM safepoint.{table}") == 3
+    assert one(connection, "SELECT array_agg(tokens ORDER BY tokens) FROM safepoint.budgets") == [5, 7]
+
+
+def test_a_run_alone_is_written_as_one_among_others(connection: Connection):
+    terms: dict[str, Any] = {
+        "deadline": "2030-01-01T00:00:00Z", "start_at": "2029-01-01T00:00:00Z", "budget": {"tokens": 5}, "priority": 7,
+        "tags": {"team": "sre"}, "conversation": "c",
+    }  # fmt: skip
+    versions = {"prompt": "p", "tool_schema": "t", "model_policy": "m", "index": "i"}
+    plain, full = [request() for _ in range(3)], [replace(request(**terms), versions=versions) for _ in range(3)]
+    for alone, *others in (plain, full):
+        accepting.enqueue(connection, [alone])
+        accepting.enqueue(connection, others)
+
+        for table in ("runs", "steps", "events", "budgets"):
+            key = "budget_id" if table == "budgets" else "run_id"
+            rows = [
+                one(connection, f"SELECT to_jsonb(x) FROM safepoint.{table} x WHERE {key} = %s", run.run_id)
+                for run in (alone, *others)
+            ]
+            assert _timeless(rows[0]) == _timeless(rows[1]) == _timeless(rows[2])
+
+
+def _timeless(row: dict[str, Any] | None) -> dict[str, Any] | None:
+    own = {"run_id", "budget_id", "created_at", "updated_at", "at"}
+    started = row is not None and str(row.get("due_at")) == str(row.get("created_at"))
+    own |= {"due_at", "ready_at"} if started else set()
+    return row and {name: value for name, value in row.items() if name not in own}
 
 
 @pytest.mark.parametrize(
