@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import orjson
 
@@ -52,6 +52,9 @@ class Verdict(StrEnum):
     ELSEWHERE = "elsewhere"  # the database holds another ledger than the caller means
 
 
+_VERDICTS: Final = {verdict.value: verdict for verdict in Verdict}  # a call of the enumeration costs more
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A run to be: the caller makes its id, and may send the request again with it.
@@ -83,19 +86,18 @@ class Request:
 
     def facts(self, n: int) -> dict[str, object]:
         """Return the request as `enqueue_v1` reads it."""
-        facts = {
-            "n": n,
-            "run_id": self.run_id,
-            "flow": self.flow,
-            "version": self.version,
-            "versions": self.versions,
-            **self.terms,
-        }
+        facts: dict[str, object] = {"n": n, "run_id": self.run_id, "flow": self.flow, **self.terms}
+        # What is not said is left out: the ledger parses the rest the sooner.
+        if self.version is not None:
+            facts["version"] = self.version
+        if self.versions is not None:
+            facts["versions"] = self.versions
         if self.artifacts:
             facts["artifacts"] = list(self.artifacts)
         if self.input.encoding == JSON and not self._has_nul:
             # No hash: the ledger makes it of the document, so that SQL and Python mean the same input.
-            return {**facts, "input": orjson.Fragment(self.input.data)}
+            facts["input"] = orjson.Fragment(self.input.data)
+            return facts
         raw = self.input.data
         own = self.hash or (input_hash(raw) if self.input.encoding == JSON else self.input.digest)
         return {**facts, "input_base64": _base64(raw), "encoding": self.input.encoding, "hash": own.hex()}
@@ -107,8 +109,7 @@ def _base64(data: bytes) -> str:
     return b64encode(data).decode()
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What the ledger says to one request: the id of the run that stands, or why there is none."""
 
     n: int
@@ -134,7 +135,7 @@ def place(connection: Connection) -> str:
 def answers(rows: Iterable[Sequence[object]]) -> list[Answer]:
     """Read the statement's rows."""
     return [
-        Answer(int(str(n)), None if run_id is None else str(run_id), Verdict(str(verdict)), _text(detail))
+        Answer(int(str(n)), None if run_id is None else str(run_id), _VERDICTS[str(verdict)], _text(detail))
         for n, run_id, verdict, detail in rows
     ]
 
@@ -185,6 +186,9 @@ def raised_refusal(error: BaseException) -> SafepointError | ValueError | None:
 def batches(requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
     """Split requests into statements of a good size, none of them a single request among many."""
     whole = len(requests)
+    if whole == 1:
+        yield requests
+        return
     size = sum(len(request.input.data) for request in requests)
     count = max(-(-whole // BATCH), min(-(-size // BATCH_BYTES), whole // 2), 1)
     for n in range(count):

@@ -18,7 +18,7 @@ from .duration import aware, seconds
 if TYPE_CHECKING:
     pass
 
-__all__ = ["EnqueueOptions", "Enqueuer", "enqueuer", "set_enqueuer"]
+__all__ = ["EnqueueOptions", "Enqueuer", "check_key", "enqueuer", "set_enqueuer"]
 
 HIGHEST_PRIORITY: Final = 32_767
 FARTHEST: Final = 100 * 366 * 86_400.0  # seconds
@@ -41,9 +41,9 @@ class EnqueueOptions:
     def __post_init__(self) -> None:
         """Refuse what cannot be meant, naming the option."""
         _text(self.tenant, what="tenant", most=200)
-        for name, most in (("key", 1000), ("conversation", 1000)):
-            if getattr(self, name) is not None:
-                _text(getattr(self, name), what=name, most=most)
+        check_key(self.key)
+        if self.conversation is not None:
+            _text(self.conversation, what="conversation", most=1000)
         if isinstance(self.priority, bool) or not isinstance(self.priority, int):
             raise TypeError(f"priority={self.priority!r}: accepted is a whole number")
         if not 0 <= self.priority <= HIGHEST_PRIORITY:
@@ -74,12 +74,18 @@ class EnqueueOptions:
         return terms
 
 
+def check_key(key: object) -> None:
+    """Refuse what is no key, nor None."""
+    if key is not None:
+        _text(key, what="key", most=1000)
+
+
 def _text(value: object, *, what: str, most: int) -> None:
     accepted = f"accepted is a text of 1 to {most} bytes without NUL characters"
     if not isinstance(value, str):
         raise TypeError(f"{what}={value!r}: {accepted}")
     try:
-        size = len(value.encode())
+        size = len(value) if value.isascii() else len(value.encode())
     except UnicodeEncodeError:  # half of a surrogate pair
         size = 0
     if not 0 < size <= most or "\x00" in value:

@@ -102,8 +102,7 @@ class _Accepted:
     def add(self, batch: Sequence[Request], answers: Sequence[Answer]) -> None:
         """Take the answers to a batch, or raise what one of them means."""
         for answer in answers:
-            error = accepting.refusal(answer)
-            if error is not None:
+            if answer.verdict is not Verdict.ACCEPTED and (error := accepting.refusal(answer)) is not None:
                 raise error
             self._runs[batch[answer.n].run_id] = str(answer.run_id)
 

@@ -16,7 +16,7 @@ from ..ledger.enqueue import Request
 from ..ledger.errors import BadArguments, NotInStep, UnknownFlow, ValueNotEncodable, ValueTooLarge
 from .branch import branch_or_none
 from .budget import Budget
-from .enqueue import EnqueueOptions
+from .enqueue import EnqueueOptions, check_key
 from .flow import Call, Flow
 from .registry import flows, newest
 
@@ -47,6 +47,7 @@ class Options(TypedDict, total=False):
 
 
 _OPTIONS = tuple(field.name for field in fields(EnqueueOptions))
+_KEY_ALONE = frozenset({"key"})
 
 
 def options_of(given: Mapping[str, object]) -> EnqueueOptions:
@@ -97,13 +98,19 @@ def requests(
 ) -> list[Request]:
     """Make the requests of `enqueue_many`: one flow for many arguments, or a list of calls and names."""
     common = options_of(options).terms()
+    keyless = {name: value for name, value in common.items() if name != "key"}
     made: list[Request] = []
     for what, given, own in _items(items, arguments, keys):
-        terms = common if not own else {**options, **own}
         if "connection" in own:
             raise TypeError("connection: accepted once for all runs, beside the other options of enqueue_many")
-        checked = terms if terms is common else options_of(terms).terms()
-        made.append(request(what, given, version=version, terms=checked, limit=limit))
+        if not own:
+            terms = common
+        elif own.keys() == _KEY_ALONE:  # the others are checked
+            check_key(own["key"])
+            terms = keyless if own["key"] is None else {**keyless, "key": own["key"]}
+        else:
+            terms = options_of({**options, **own}).terms()
+        made.append(request(what, given, version=version, terms=terms, limit=limit))
     return made
 
 

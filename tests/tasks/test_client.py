@@ -300,6 +300,22 @@ def test_many_runs_of_several_kinds(client: Client, ledger: Ledger):
     ]
 
 
+def test_a_key_of_each_run_goes_before_one_for_all(client: Client, ledger: Ledger):
+    runs = client.enqueue_many("triage", [{}, {}, {}], keys=["a", None, None], key="all")
+
+    assert len(set(runs)) == 3
+    assert client.enqueue("triage", key="a") == runs[0]
+    assert client.enqueue("triage", key="all") not in runs
+
+
+@pytest.mark.parametrize("key", ["", "k" * 1001, "a\x00b", 5], ids=["empty", "long", "nul", "number"])
+def test_a_bad_key_among_many_is_refused_by_its_name(client: Client, ledger: Ledger, key: Any):
+    with pytest.raises((TypeError, ValueError), match=r"^key="):
+        client.enqueue_many("triage", [{}, {}], keys=["a", key])
+
+    assert client.count() == {}
+
+
 def test_no_runs_are_no_work(client: Client, ledger: Ledger):
     assert client.enqueue_many([]) == []
     assert client.enqueue_many("triage", []) == []
