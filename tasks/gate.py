@@ -6,12 +6,14 @@ has been compared with the one form that exists; the broker is never trusted for
 
 from __future__ import annotations
 
-import json
+import contextlib
 import re
+import time
 from collections.abc import Callable, Collection
 from datetime import datetime
 from typing import Any
 
+import orjson
 from celery.utils.log import get_logger
 from celery.worker.consumer import Consumer
 
@@ -27,6 +29,8 @@ logger = get_logger(__name__)
 MAX_BODY = 4096  # bytes
 MAX_TEXT = 2048  # characters of a header
 MAX_ATTEMPT = 1_000_000
+TOGETHER = 0.1  # seconds that a task event waits for others
+MOST = 300  # events in one message
 
 NAME = re.compile(r"[^\s/#@\x00-\x1f\x7f-\x9f\ud800-\udfff][^\s/#\x00-\x1f\x7f-\x9f\ud800-\udfff]{0,199}")
 RUN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -125,8 +129,8 @@ def _arguments(body: bytes) -> dict[str, Any] | None:
 
 def _json(body: bytes) -> object:
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
+        return orjson.loads(body)
+    except ValueError:
         return None
 
 
@@ -148,12 +152,16 @@ class GatedConsumer(Consumer):
         default_steps = _parts()
 
     app: Any  # an App
+    hub: Any
+    event_dispatcher: Any
+    _flush_events: Any
     connection: Any
     connection_errors: tuple[type[Exception], ...]
     channel_errors: tuple[type[Exception], ...]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.refusals = Refusals("message")
+        self._flush_at = 0.0
         # Both take in what other workers say, which anyone could say; the ledger knows better, and a start is faster.
         super().__init__(*args, **{**kwargs, "without_mingle": True, "without_gossip": True})
 
@@ -161,6 +169,8 @@ class GatedConsumer(Consumer):
         """Return the handler that compares a message with the form before Celery sees it."""
         receive = super().create_task_handler(*args, **kwargs)
         lanes = self.app.lanes
+        if self.event_dispatcher is not None:
+            self.event_dispatcher.buffer_limit = MOST
         self._declare_dead_queue()
 
         def on_message(message: Any) -> None:
@@ -174,6 +184,18 @@ class GatedConsumer(Consumer):
             self._receive(receive, message)
 
         return on_message
+
+    def on_send_event_buffered(self) -> None:  # type: ignore[override]  # the stubs say it returns something
+        """Send task events together: a message for each costs a tenth of a step, and nothing waits for it (G12)."""
+        if self.hub is not None and time.monotonic() >= self._flush_at:
+            self._flush_at = time.monotonic() + TOGETHER
+            self.hub.call_soon(self.hub.call_later, TOGETHER, self._flush_events)  # timers are the loop's own thread's
+
+    def stop(self) -> None:
+        """Send the events that still wait, so that Flower sees the last steps end, and stop."""
+        with contextlib.suppress(Exception):  # a lost event is nothing (G12)
+            self._flush_events()
+        super().stop()
 
     def _declare_dead_queue(self) -> None:
         # RabbitMQ drops what is rejected into a queue that does not exist, and nobody could look at it afterwards.
