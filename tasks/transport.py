@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from queue import Empty
@@ -138,6 +139,19 @@ class _GuardedQoS(kombu_redis.QoS):
     channel: Any
     _remove_from_indices: Any
 
+    @contextmanager
+    def pipe_or_acquire(self, pipe: Any = None, client: Any = None) -> Iterator[Any]:
+        """Give a pipeline, without kombu's transaction around it: the commands of an ack, or of a delivery, need none.
+
+        Of a delivery the index comes first, of an ack the entry goes last; an index without its entry is dropped by the
+        next restore, and an entry without its index is a hint that the ledger does not need.
+        """
+        if pipe is not None:
+            yield pipe
+        else:
+            with self.channel.conn_or_acquire(client) as acquired:
+                yield acquired.pipeline(transaction=False)
+
     def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:  # noqa: FBT001, FBT002  # kombu's
         """Put a message back into its queue, or drop what is none."""
         try:
@@ -218,10 +232,16 @@ def _guarded_frame_handler(connection: Any, callback: Any, **kwargs: Any) -> Any
 
     def on_guarded_frame(frame: Any) -> Any:
         kind, channel, buffer = frame
-        if kind == 2 and not _is_readable_header(buffer):
-            # Class, weight and size of the body stay; the properties become none.
-            frame = (kind, channel, bytes(buffer[:12]) + b"\0\0")
-        return on_frame(frame)
+        if kind != 2:
+            return on_frame(frame)
+        # Class, weight and size of the body stay; the properties become none.
+        emptied = (kind, channel, bytes(buffer[:12]) + b"\0\0")
+        if not any(buffer[4:12]):  # without a body the message would be handed on from here, and its errors come back
+            return on_frame(frame if _is_readable_header(buffer) else emptied)
+        try:
+            return on_frame(frame)  # parsed once: a body follows, so nothing but the parsing can fail here
+        except Exception:  # noqa: BLE001  # it is the sender's choice which one
+            return on_frame(emptied)
 
     return on_guarded_frame
 
@@ -232,7 +252,18 @@ def _is_readable_header(buffer: bytes) -> bool:
         header.inbound_header(buffer)
     except Exception:  # noqa: BLE001  # it is the sender's choice which one
         return False
-    return header.properties.get("content_encoding") in ENCODINGS
+    return True
+
+
+def _is_readable_delivery(payload: bytes) -> bool:
+    names = bytes(payload[13 + 1 + payload[4] :])  # exchange and routing key, after the consumer's tag
+    if names.isascii():
+        return True
+    try:
+        amqp_loads("sLbss", payload, 4)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class _GuardedAmqpMessage(pyamqp.Message):
@@ -251,13 +282,13 @@ class _GuardedAmqpChannel(pyamqp.Channel):
     def dispatch_method(self, method_sig: Any, payload: Any, content: Any) -> Any:
         """Hand a frame on, but reject a delivery whose names cannot be decoded (a routing key may hold any bytes)."""
         if method_sig == spec.Basic.Deliver:
-            try:
-                amqp_loads("sLbss", payload, 4)
-            except UnicodeDecodeError:
+            if not _is_readable_delivery(payload):
                 (consumer, tag), _ = amqp_loads("sL", payload, 4)
                 if consumer not in (self.no_ack_consumers or ()):
                     self.basic_reject(tag, requeue=False)
                 return None
+            if content.properties.get("content_encoding") not in ENCODINGS:
+                content.properties = {}  # as of a header that cannot be parsed
         return super().dispatch_method(method_sig, payload, content)
 
 
