@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,7 +17,9 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import amqp
+import orjson
 from amqp.exceptions import MessageNacked
+from uuid_utils.compat import uuid4
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -73,20 +76,14 @@ class RedisSender:
 
     def _push(self, parcels: Sequence[Parcel]) -> None:
         channel = self._channel or self._open()
-        batch = channel.create_publish_batch(max_size=BATCH)
-        try:
-            for parcel in parcels:
-                message = channel.prepare_message(
-                    parcel.body.decode(),
-                    content_type=CONTENT_TYPE,
-                    content_encoding=CONTENT_ENCODING,
-                    headers=parcel.headers,
-                    properties={"correlation_id": parcel.correlation_id, "delivery_mode": PERSISTENT},
-                )
-                batch.publish(message, exchange="", routing_key=parcel.queue)
-            batch.flush()
-        finally:
-            batch.close()
+        with channel.conn_or_acquire() as client:
+            if len(parcels) == 1:  # as each step has it: without the pipeline around it half as much
+                client.lpush(parcels[0].queue, _redis_message(parcels[0]))
+                return
+            with client.pipeline(transaction=False) as pipe:
+                for parcel in parcels:
+                    pipe.lpush(parcel.queue, _redis_message(parcel))
+                pipe.execute()
 
     def _open(self) -> Any:
         options = {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT}
@@ -208,6 +205,26 @@ class AmqpSender:
         if connection is not None:
             with suppress(Exception):  # it is being thrown away, whatever state it is in
                 connection.collect(socket_timeout=0.1)
+
+
+def _redis_message(parcel: Parcel) -> bytes:
+    """Return kombu's envelope of a message that goes straight to its queue."""
+    return orjson.dumps(
+        {
+            "body": b64encode(parcel.body).decode(),
+            "content-encoding": CONTENT_ENCODING,
+            "content-type": CONTENT_TYPE,
+            "headers": parcel.headers,
+            "properties": {
+                "correlation_id": parcel.correlation_id,
+                "delivery_mode": PERSISTENT,
+                "delivery_info": {"exchange": "", "routing_key": parcel.queue},
+                "priority": 0,
+                "body_encoding": "base64",
+                "delivery_tag": str(uuid4()),
+            },
+        }
+    )
 
 
 def _amqp_message(parcel: Parcel) -> amqp.Message:
