@@ -17,7 +17,7 @@ from uuid import UUID
 import orjson
 from psycopg.types.json import Jsonb
 
-from .connect import Connection
+from .connect import Connection, repeat
 from .key import Key
 from .steps import Claimed, Claimer, NotYours, Settled, claimed_of
 
@@ -151,7 +151,8 @@ def commit(  # noqa: PLR0913  # one transaction's parts, each by name
         effect: what is known of it besides: why, external_id, the lookup's answer.
         go_on: the claim of the step that follows (P31).
     """
-    row = connection.execute(
+    row = repeat(
+        connection,
         _COMMIT if go_on is None else _GO_ON,
         (
             *(run_id, key.generation, key.path, key.step_id, key.iteration, token, advanced_from, joins),
@@ -163,8 +164,7 @@ def commit(  # noqa: PLR0913  # one transaction's parts, each by name
             _json(effect),
             *(() if go_on is None else (_json(go_on.facts()),)),
         ),
-        binary=False,
-    ).fetchone()
+    )
     if row is None:
         return Answer("lost")
     return _answer(row[:5], key) if go_on is None else _both(row, run_id, key, go_on)

@@ -4,7 +4,8 @@ round trip.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, LiteralString
 
 import orjson
 import psycopg
@@ -13,7 +14,7 @@ from psycopg.types.json import set_json_loads
 
 from .errors import LedgerUnavailable
 
-__all__ = ["Connection", "connect", "is_outage", "psycopg_url"]
+__all__ = ["Connection", "connect", "forget", "is_outage", "psycopg_url", "repeat"]
 
 Connection = psycopg.Connection[TupleRow]
 UNPREPARED = "prepared_statements=off"  # a parameter of the URL, ours
@@ -21,6 +22,32 @@ UNPREPARED = "prepared_statements=off"  # a parameter of the URL, ours
 # Classes of SQLSTATE that say "the server cannot answer now": connection, resources, operator intervention, and a
 # read-only standby.
 _OUTAGES = ("08", "53", "57", "58", "25006")
+
+
+class _Repeating(psycopg.Connection[TupleRow]):
+    """A connection that keeps a cursor for each statement that it repeats."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.cursors: dict[str, psycopg.Cursor[TupleRow]] = {}
+
+
+def repeat(connection: Connection, statement: LiteralString, parameters: Sequence[Any]) -> TupleRow | None:
+    """Send a statement that this connection sends for every step, and return its row: the cursor is kept, and in it
+    what psycopg has found out about the types of parameters and columns, which costs a quarter of a round trip.
+    """
+    if not isinstance(connection, _Repeating):
+        return connection.execute(statement, parameters).fetchone()
+    cursor = connection.cursors.get(statement)
+    if cursor is None:
+        cursor = connection.cursors[statement] = connection.cursor()
+    return cursor.execute(statement, parameters).fetchone()
+
+
+def forget(connection: Connection, statement: str) -> None:
+    """Let go of a statement's cursor, which holds its last answer: for one that was large."""
+    if isinstance(connection, _Repeating):
+        connection.cursors.pop(statement, None)
 
 
 def psycopg_url(url: str) -> str:
@@ -63,7 +90,7 @@ def connect(
     }
     try:
         threshold = None if UNPREPARED in url.partition("?")[2].split("&") else 1
-        connection = psycopg.connect(psycopg_url(url), autocommit=autocommit, prepare_threshold=threshold, **options)
+        connection = _Repeating.connect(psycopg_url(url), autocommit=autocommit, prepare_threshold=threshold, **options)
     except psycopg.OperationalError as error:
         raise LedgerUnavailable(text=" ".join(str(error).split())) from error
     set_json_loads(orjson.loads, connection)

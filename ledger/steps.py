@@ -16,7 +16,7 @@ from uuid import UUID
 import orjson
 from psycopg.types.json import Jsonb
 
-from .connect import Connection
+from .connect import Connection, forget, repeat
 from .effects import Effect
 from .key import Key
 
@@ -148,6 +148,7 @@ class NotYours:
     reason: str
 
 
+MANY = 32  # records, of at most `artifact_threshold` bytes each: more of them are not kept in memory
 _CLAIM = "SELECT * FROM safepoint.claim_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
 
 
@@ -178,16 +179,20 @@ def claim(  # noqa: PLR0913  # one claim's parts, each by name
         era: the era that number belongs to (`Claimed.era`).
         settle: rows published before, settled in the same round trip.
     """
-    row = connection.execute(
+    row = repeat(
+        connection,
         _CLAIM,
         (
             *(run_id, key.generation, key.path, key.step_id, key.iteration, lane, claimer.node, token, claimer.pid),
             *(claimer.pid_start, timeout, seen, era, _settle(settle)),
         ),
-    ).fetchone()
+    )
     if row is None or row[0] != "claimed":
         return NotYours(reason="stale: no answer" if row is None else row[1])
-    return claimed_of(run_id, key, token, row)
+    claimed = claimed_of(run_id, key, token, row)
+    if len(claimed.history) > MANY:
+        forget(connection, _CLAIM)
+    return claimed
 
 
 def claimed_of(run_id: UUID, key: Key, token: UUID, row: tuple[Any, ...]) -> Claimed:
