@@ -9,7 +9,6 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -26,6 +25,7 @@ __all__ = ["Announcer", "Silence"]
 log = structlog.get_logger("safepoint.announce")
 FLUSH = 1.0  # seconds that an event may wait for others
 PAUSE = 5.0  # seconds until a broker that took no event is asked again
+_UNTOLD = contextlib.nullcontext()
 
 
 class Silence:
@@ -33,7 +33,7 @@ class Silence:
 
     def of(self, turn: Turn, *, lane: str, in_place: bool) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002
         """Let the block run."""
-        return contextlib.nullcontext()
+        return _UNTOLD
 
     def flush(self) -> None:
         """Send what waits."""
@@ -56,10 +56,9 @@ class Announcer(Silence):
 
     def of(self, turn: Turn, *, lane: str, in_place: bool) -> contextlib.AbstractContextManager[None]:
         """Announce a step while the block executes it; the first one of a task has Celery's own events."""
-        return self._of(turn, lane) if in_place else contextlib.nullcontext()
+        return self._of(turn, lane) if in_place else _UNTOLD
 
-    @contextlib.contextmanager
-    def _of(self, turn: Turn, lane: str) -> Iterator[None]:
+    def _of(self, turn: Turn, lane: str) -> _Announced:
         claimed = turn.claimed
         name = turn.step.name if turn.step is not None else claimed.key.step_id
         message = Message(str(turn.run_id), claimed.key.wire, lane, name, claimed.attempt, claimed.epoch)
@@ -69,25 +68,31 @@ class Announcer(Silence):
             root_id=message.run, parent_id=None, retries=headers["retries"], eta=None, expires=None,
         )  # fmt: skip
         self._send("task-started", uuid=message.id)
-        began = time.monotonic()
-        yield  # what breaks is told by Celery, for the whole task
-        self._send("task-succeeded", uuid=message.id, result="None", runtime=time.monotonic() - began)
+        return _Announced(self, message.id)
+
+    def succeeded(self, id_: str, *, runtime: float) -> None:
+        """Announce the end of a step."""
+        self._send("task-succeeded", uuid=id_, result="None", runtime=runtime)
         if time.monotonic() > self._mine.flushed + FLUSH:
             self.flush()
 
     def _send(self, kind: str, **fields: Any) -> None:
-        with self._lossy():
+        try:
             dispatcher = self._dispatcher()
             if dispatcher is not None:
                 dispatcher.send(kind, **fields)
+        except Exception as error:  # noqa: BLE001  # whatever a broker may do: a lost event is nothing (G12)
+            self._lost(error)
 
     def flush(self) -> None:
         """Send what waits, in one message."""
         mine = self._mine
         mine.flushed = time.monotonic()
         if mine.dispatcher is not None and mine.pid == os.getpid():
-            with self._lossy():
+            try:
                 mine.dispatcher.flush()
+            except Exception as error:  # noqa: BLE001  # as above
+                self._lost(error)
 
     def _dispatcher(self) -> Any:
         mine = self._mine
@@ -101,13 +106,25 @@ class Announcer(Silence):
             mine.pid, mine.flushed = os.getpid(), time.monotonic()
         return mine.dispatcher
 
-    @contextlib.contextmanager
-    def _lossy(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001  # whatever a broker may do: a lost event is nothing (G12)
-            log.debug("events.lost", error=str(error)[:200])
-            broken, self._mine.dispatcher = self._mine.dispatcher, None
-            self._mine.away_until = time.monotonic() + PAUSE
-            with contextlib.suppress(Exception):  # it is thrown away
-                broken.connection.collect(socket_timeout=0.1)
+    def _lost(self, error: Exception) -> None:
+        log.debug("events.lost", error=str(error)[:200])
+        broken, self._mine.dispatcher = self._mine.dispatcher, None
+        self._mine.away_until = time.monotonic() + PAUSE
+        with contextlib.suppress(Exception):  # it is thrown away
+            broken.connection.collect(socket_timeout=0.1)
+
+
+class _Announced:
+    """A step that is announced; written out because every step in place pays for it."""
+
+    __slots__ = ("_announcer", "_began", "_id")
+
+    def __init__(self, announcer: Announcer, id_: str) -> None:
+        self._announcer, self._id = announcer, id_
+
+    def __enter__(self) -> None:
+        self._began = time.monotonic()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:  # what breaks is told by Celery, for the whole task
+            self._announcer.succeeded(self._id, runtime=time.monotonic() - self._began)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
@@ -12,7 +11,7 @@ from ..ledger.errors import ArtifactCorrupt, NotInStep
 from .branch import branch_or_none
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from pydantic import GetCoreSchemaHandler
     from pydantic_core import CoreSchema
@@ -90,11 +89,16 @@ def _reference(artifact: Artifact) -> Mapping[str, object]:
     }
 
 
-@contextmanager
-def reading_from(source: ArtifactSource) -> Iterator[None]:
+class reading_from:  # noqa: N801  # used as a word, and written out because every step pays for it
     """Let artifacts that are decoded or read inside the block be read from there."""
-    token = _source.set(source)
-    try:
-        yield
-    finally:
-        _source.reset(token)
+
+    __slots__ = ("_from", "_token")
+
+    def __init__(self, source: ArtifactSource) -> None:
+        self._from = source
+
+    def __enter__(self) -> None:
+        self._token = _source.set(self._from)
+
+    def __exit__(self, *_: object) -> None:
+        _source.reset(self._token)

@@ -189,13 +189,13 @@ class Board:
         """Name a second claim, which is asked for in the commit of the first: whichever of them the ledger has, a beat
         names it (P31).
         """
-        found = self._first(slot)
-        self._write(slot, found.token.bytes if found.token else _EMPTY, found.pid, found.pid_start, also=token.bytes)
+        first, also, pid, started, _ = self._slot(slot)
+        self._write(slot, also if first == _EMPTY else first, pid, started, also=token.bytes)
 
     def go_on(self, slot: int, token: UUID) -> None:
         """Name this claim alone from now on."""
-        found = self._first(slot)
-        self._write(slot, token.bytes, found.pid, found.pid_start)
+        _, _, pid, started, _ = self._slot(slot)
+        self._write(slot, token.bytes, pid, started)
 
     def begin(self, slot: int, token: UUID) -> None:
         """Name a claim, before it is sent, since its answer may be lost (P4)."""
@@ -253,10 +253,15 @@ class Board:
         return self._read(slot)[0]
 
     def _read(self, slot: int) -> list[Executing]:
-        token, also, pid, started, since = _SLOT.unpack_from(self._memory, self._slots_at + slot * _SLOT.size)
+        token, also, pid, started, since = self._slot(slot)
         named = [UUID(bytes=one) for one in (token, also) if one != _EMPTY]
         tokens: list[UUID | None] = [*named] or [None]
         return [Executing(slot, pid, started, one, since) for one in tokens]
+
+    def _slot(self, slot: int) -> tuple[bytes, bytes, int, int, float]:
+        found: tuple[bytes, bytes, int, int, float]
+        found = _SLOT.unpack_from(self._memory, self._slots_at + slot * _SLOT.size)
+        return found
 
     def _write(self, slot: int, token: bytes, pid: int, started: int, *, also: bytes = _EMPTY) -> None:
         at = self._slots_at + slot * _SLOT.size

@@ -270,14 +270,20 @@ class StepContext:
 _current: ContextVar[StepContext | None] = ContextVar("safepoint_step", default=None)
 
 
-@contextmanager
-def running(context: StepContext) -> Iterator[StepContext]:
+class running:  # noqa: N801  # used as a word, and written out because every step pays for it
     """Make this the current context while a step's code runs."""
-    token = _current.set(context)
-    try:
-        yield context
-    finally:
-        _current.reset(token)
+
+    __slots__ = ("_context", "_token")
+
+    def __init__(self, context: StepContext) -> None:
+        self._context = context
+
+    def __enter__(self) -> StepContext:
+        self._token = _current.set(self._context)
+        return self._context
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)
 
 
 def current() -> Context:

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, TypeVar
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import structlog
+from uuid_utils.compat import uuid4
 
 from ..config.crash import crash_point
 from ..config.settings import Settings

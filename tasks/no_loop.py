@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import NoReturn, cast
 
 from ..ledger.errors import ForeignAwait
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["no_event_loop"]
 
@@ -25,13 +21,15 @@ class _NoLoop:
 _NO_LOOP = cast("asyncio.AbstractEventLoop", _NoLoop())
 
 
-@contextmanager
-def no_event_loop() -> Iterator[None]:
+class no_event_loop:  # noqa: N801  # used as a word, and written out because every step pays for it
     """Hide a running event loop, and answer whoever asks for one."""
-    # asyncio.sleep would say "no running event loop" in a worker, and would even work inside a test that has a loop.
-    running = asyncio._get_running_loop()  # noqa: SLF001  # public by asyncio's documentation, for those who drive coroutines
-    asyncio._set_running_loop(_NO_LOOP)  # noqa: SLF001  # as above
-    try:
-        yield
-    finally:
-        asyncio._set_running_loop(running)  # noqa: SLF001  # as above
+
+    __slots__ = ("_running",)
+
+    def __enter__(self) -> None:
+        # asyncio.sleep would say "no running event loop" in a worker, and would even work in a test that has a loop.
+        self._running = asyncio._get_running_loop()  # noqa: SLF001  # public by asyncio's documentation, for those who drive coroutines
+        asyncio._set_running_loop(_NO_LOOP)  # noqa: SLF001  # as above
+
+    def __exit__(self, *_: object) -> None:
+        asyncio._set_running_loop(self._running)  # noqa: SLF001  # as above

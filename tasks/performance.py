@@ -8,10 +8,11 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
 import orjson
@@ -173,15 +174,7 @@ class Performance:
         ledger = _StepLedger(self, claimed)
         context = self._context(claimed, ledger)
         source = _Source(self.store, context.tenant)
-
-        @contextmanager
-        def entered() -> Any:
-            with ExitStack() as stack:
-                stack.enter_context(running(context))
-                stack.enter_context(reading_from(source))
-                yield
-
-        came = self._call(job, arguments, entered, source)
+        came = self._call(job, arguments, partial(_Entered, context, source), source)
         done = Performed(
             came,
             tokens=context.spent_tokens,
@@ -273,3 +266,20 @@ class _Source:
     def open(self, sha256: str, /) -> BinaryIO:
         """Open the bytes with that digest."""
         return self._store.open(self._tenant, sha256)
+
+
+class _Entered:
+    """What a step's code finds around it; written out because every step pays for it."""
+
+    __slots__ = ("_reading", "_running")
+
+    def __init__(self, context: StepContext, source: _Source) -> None:
+        self._running, self._reading = running(context), reading_from(source)
+
+    def __enter__(self) -> None:
+        self._running.__enter__()
+        self._reading.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._reading.__exit__()
+        self._running.__exit__()
