@@ -7,7 +7,7 @@ TEST_ARGS ?=
 
 SEEDS ?= 200
 
-.PHONY: help setup setup-demo demo test fuzz lint format bench clean
+.PHONY: help setup setup-demo demo test crashes fuzz lint format bench clean
 
 help:           ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -36,6 +36,13 @@ ifeq ($(strip $(TEST_ARGS)),)
 else
 	@exec $(BIN)/pytest $(TEST_ARGS)
 endif
+
+crashes: setup  ## all that kills processes once more, with either pool, by message and in place
+	@for pool in prefork threads; do for slice in 0 5; do \
+		echo "$$pool, inline_slice $$slice"; \
+		SAFEPOINT_TEST_POOL=$$pool SAFEPOINT_LANES__ONLINE__INLINE_SLICE=$$slice SAFEPOINT_LANES__FRONT__INLINE_SLICE=$$slice \
+			SAFEPOINT_LANES__ABROAD__INLINE_SLICE=$$slice $(BIN)/pytest -q tests/chaos || exit 1; \
+	done; done
 
 fuzz: setup     ## runs with effects that meet kills, stops, timeouts and cancels; SEEDS=40-59 picks some
 	@exec $(BIN)/python tests/chaos/fuzz_effects.py --seeds $(SEEDS)

@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, TypeVar
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import structlog
-from uuid_utils.compat import uuid4
 
 from ..config.crash import crash_point
 from ..config.settings import Settings

@@ -9,8 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-
-from uuid_utils.compat import uuid4
+from uuid import uuid4
 
 from ..ledger.commit import GoOn
 from ..ledger.key import Key

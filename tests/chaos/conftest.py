@@ -17,13 +17,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the deaths of pool children where no pool has any."""
     if POOL != "threads":
         return
-    childless = [item for item in items if getattr(item, "callspec", None) and _params(item).get("target") == "child"]
+    childless = [item for item in items if item.get_closest_marker("children") or _target(item) == "child"]
     config.hook.pytest_deselected(items=childless)
     items[:] = [item for item in items if item not in childless]
 
 
-def _params(item: pytest.Item) -> dict[str, object]:
-    return dict(item.callspec.params)  # type: ignore[attr-defined]  # pytest declares it on functions alone
+def _target(item: pytest.Item) -> object:
+    called = getattr(item, "callspec", None)
+    return called and called.params.get("target")
 
 
 @pytest.fixture(scope="session")

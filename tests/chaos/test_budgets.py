@@ -65,6 +65,7 @@ def test_totals_are_what_the_model_counted_or_more_by_what_the_dead_had_reserved
     assert wasted == 2 * PRICE + (0 if point == "commit.after" else RESERVE)
 
 
+@pytest.mark.children
 def test_a_family_whose_members_die_never_spends_more_than_it_was_given(fleet: Fleet) -> None:
     survivor = fleet.worker("online", "recovery", wait=False)
     fleet.relay()

@@ -20,6 +20,7 @@ def test_a_seed_is_one_plan() -> None:
     assert len({plan(seed).faults for seed in range(200)}) > 100
 
 
+@pytest.mark.children
 def test_no_fault_makes_an_effect_happen_twice_or_a_run_lie_about_it(
     new_valkey: Callable[[], str], new_fleet: Callable[..., Fleet], witness: Witness
 ) -> None:

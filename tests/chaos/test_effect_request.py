@@ -32,6 +32,7 @@ def test_a_model_that_would_answer_differently_cannot_change_the_request(
     assert death.account.step("compose#1")["epoch"] == 1
 
 
+@pytest.mark.children
 def test_code_that_asks_for_something_else_under_the_same_key_holds_the_run(crew: Crew, witness: Witness) -> None:
     fleet, once, reference = crew.fleet, crew.once(), f"fickle-{uuid4().hex[:8]}"
     victim = fleet.worker("front", concurrency=1, env=trap("effect.before@fickle_order", target="child", once=once))

@@ -66,6 +66,7 @@ def assert_no_verdict_on_what_it_uses(fleet: Fleet) -> None:
     assert not detail.get("buckets"), detail
 
 
+@pytest.mark.children
 def test_processes_that_a_step_kills_take_no_innocent_along(fleet: Fleet) -> None:
     worker = fleet.worker("online", "recovery", concurrency=4, wait=False)
     fleet.relay()

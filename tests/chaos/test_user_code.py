@@ -58,6 +58,7 @@ def test_an_exception_that_would_end_the_worker_is_a_failed_attempt(
     assert worker.process.children() == children
 
 
+@pytest.mark.children
 def test_a_step_that_kills_its_process_is_held_as_poison_and_can_be_resumed(fleet: Fleet, gate: str) -> None:
     run = fleet.enqueue("vanishing", name=gate)
     held = fleet.assert_sound(run, status="held")
