@@ -21,6 +21,7 @@ from compared import Compared
 from contenders import CONTENDERS
 from deaths import DEATHS, Death, die, missing, our_deaths
 from environments import ENVIRONMENTS, MissingPeerError
+from floor import commits
 from own_servers import Servers, serving
 from page import page, tables
 from spent import Meter
@@ -45,6 +46,8 @@ def measure(names: Sequence[str], compared: Compared, *, quick: bool) -> None:
         plans = [Plan(), Plan(), Plan(counted=50, share=1.0, enqueued=1000)]
     with serving() as servers:
         compared.versions |= servers.versions
+        floor = commits(servers)
+        compared.machine["commit of one row"] = f"{floor['flushed']:.2f} ms; not flushed {floor['not flushed']:.2f} ms"
         in_turns(servers, names, plans, compared)
         if "ours-redis" in names:
             compared.idle = idle(servers, seconds=5 if quick else 30)

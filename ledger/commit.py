@@ -17,9 +17,9 @@ from uuid import UUID
 import orjson
 from psycopg.types.json import Jsonb
 
-from .connect import Connection, repeat
+from .connect import Connection, forget, repeat
 from .key import Key
-from .steps import Claimed, Claimer, NotYours, Settled, claimed_of
+from .steps import MANY, Claimed, Claimer, NotYours, Settled, claimed_of
 
 __all__ = ["Answer", "Ending", "GoOn", "Next", "Result", "commit", "retry"]
 
@@ -167,7 +167,12 @@ def commit(  # noqa: PLR0913  # one transaction's parts, each by name
     )
     if row is None:
         return Answer("lost")
-    return _answer(row[:5], key) if go_on is None else _both(row, run_id, key, go_on)
+    if go_on is None:
+        return _answer(row[:5], key)
+    answer = _both(row, run_id, key, go_on)
+    if isinstance(answer.claimed, Claimed) and len(answer.claimed.history) > MANY:
+        forget(connection, _GO_ON)
+    return answer
 
 
 def _both(row: tuple[Any, ...], run_id: UUID, key: Key, go_on: GoOn) -> Answer:

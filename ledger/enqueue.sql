@@ -264,7 +264,8 @@ BEGIN
     SELECT coalesce(array_agg(w.run_id), '{}') INTO fresh FROM written w;
     -- The others have their rows; where an id stands twice, its first request was the one. What is left meets no row of its own.
     IF cardinality(fresh) < cardinality(p_rows) THEN
-        p_rows := ARRAY(SELECT DISTINCT ON (x.run_id) x FROM unnest(p_rows) AS x WHERE x.run_id = ANY (fresh) ORDER BY x.run_id, x.n);
+        p_rows := ARRAY(SELECT DISTINCT ON ((p_rows[i]).run_id) p_rows[i] FROM generate_subscripts(p_rows, 1) AS i
+                        WHERE (p_rows[i]).run_id = ANY (fresh) ORDER BY (p_rows[i]).run_id, i);
     END IF;
     -- P40: an id whose run was pruned makes no second one; looked at after the insert, which has waited for a prune under way. OFFSET 0 as above.
     gone := ARRAY(SELECT x.run_id FROM unnest(p_rows) AS x WHERE EXISTS (SELECT FROM pruned_runs p WHERE p.run_id = x.run_id OFFSET 0));

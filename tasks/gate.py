@@ -193,8 +193,8 @@ class GatedConsumer(Consumer):
 
     def stop(self) -> None:
         """Send the events that still wait, so that Flower sees the last steps end, and stop."""
-        with contextlib.suppress(Exception):  # a lost event is nothing (G12)
-            self._flush_events()
+        with contextlib.suppress(Exception):  # a lost event is nothing (G12), and a broker that is away is asked once
+            self.event_dispatcher.flush(errors=False)
         super().stop()
 
     def _declare_dead_queue(self) -> None:

@@ -58,7 +58,8 @@ def _session_home() -> Path:
 def _scratch() -> Path:
     # A database made and dropped for each test is mostly the file system's work: in memory, where there is much of it.
     memory = Path("/dev/shm")  # what is made there has a random name, and is readable by us alone
-    if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > ROOM:
+    # By its size: what is free changes, and each of xdist's workers must come to the same place.
+    if os.access(memory, os.W_OK) and shutil.disk_usage(memory).total > ROOM:
         return memory
     return Path(tempfile.gettempdir())
 
