@@ -167,18 +167,15 @@ def commit(  # noqa: PLR0913  # one transaction's parts, each by name
     )
     if row is None:
         return Answer("lost")
-    if go_on is None:
-        return _answer(row[:5], key)
-    answer = _both(row, run_id, key, go_on)
-    if isinstance(answer.claimed, Claimed) and len(answer.claimed.history) > MANY:
-        forget(connection, _GO_ON)
-    return answer
+    return _answer(row[:5], key) if go_on is None else _both(connection, row, run_id, key, go_on)
 
 
-def _both(row: tuple[Any, ...], run_id: UUID, key: Key, go_on: GoOn) -> Answer:
+def _both(connection: Connection, row: tuple[Any, ...], run_id: UUID, key: Key, go_on: GoOn) -> Answer:
     committed, *claim = row
     facts = (committed[name] for name in ("answer", "state_version", "late", "rows", "status"))
     claimed = claimed_of(run_id, go_on.key, go_on.token, tuple(claim)) if claim[0] == "claimed" else NotYours(claim[1])
+    if isinstance(claimed, Claimed) and len(claimed.history) > MANY:
+        forget(connection, _GO_ON)
     return _answer(tuple(facts), key, claimed)
 
 

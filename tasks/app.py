@@ -16,6 +16,7 @@ from celery import Celery
 from kombu import Exchange, Queue
 
 from ..config.settings import Settings
+from .transport import GuardedAMQP
 from .wire import CONTROL, SCAN, kind_name
 
 __all__ = ["KINDS", "SCAN", "App", "Executor", "Scan", "Unknown", "hard_limit", "make_app", "worker_argv"]
@@ -51,7 +52,8 @@ class Hooks:
 class App(Celery):
     """A Celery app that knows its lanes and what its tasks call."""
 
-    amqp_cls = "safepoint.tasks.transport:GuardedAMQP"
+    # The class and not its name: two threads that import by name at once may each find the other's half of a module.
+    amqp_cls = GuardedAMQP  # type: ignore[assignment]  # Celery takes either; the stubs know names alone
     hooks: Hooks
     lanes: Mapping[str, str]  # lane -> queue
 
