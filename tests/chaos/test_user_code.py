@@ -145,6 +145,7 @@ def test_a_flow_that_fails_on_purpose_fails_its_run(fleet: Fleet) -> None:
     assert account.run["error"] == {**account.run["error"], "type": "Permanent", "message": "not today"}
 
 
+@pytest.mark.children
 def test_the_start_hook_runs_once_in_each_process_before_its_first_step(fleet: Fleet, gate: str) -> None:
     fleet.until_status(fleet.enqueue("vanishing", name=gate), "held")  # three processes have died by now
     run = fleet.enqueue("chain", n=4)
