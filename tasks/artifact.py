@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from ..ledger.errors import ArtifactCorrupt, NotInStep
 from .branch import branch_or_none
+from .scoped import Scoped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,16 +90,6 @@ def _reference(artifact: Artifact) -> Mapping[str, object]:
     }
 
 
-class reading_from:  # noqa: N801  # used as a word, and written out because every step pays for it
+def reading_from(source: ArtifactSource) -> Scoped[ArtifactSource | None]:
     """Let artifacts that are decoded or read inside the block be read from there."""
-
-    __slots__ = ("_from", "_token")
-
-    def __init__(self, source: ArtifactSource) -> None:
-        self._from = source
-
-    def __enter__(self) -> None:
-        self._token = _source.set(self._from)
-
-    def __exit__(self, *_: object) -> None:
-        _source.reset(self._token)
+    return Scoped(_source, source)

@@ -13,6 +13,7 @@ from ..ledger.errors import NotInStep
 from .branch import Branch, branch_or_none
 from .budget import Budget
 from .once import Meter, StepLedger, once
+from .scoped import Scoped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -270,20 +271,9 @@ class StepContext:
 _current: ContextVar[StepContext | None] = ContextVar("safepoint_step", default=None)
 
 
-class running:  # noqa: N801  # used as a word, and written out because every step pays for it
+def running(context: StepContext) -> Scoped[StepContext | None]:
     """Make this the current context while a step's code runs."""
-
-    __slots__ = ("_context", "_token")
-
-    def __init__(self, context: StepContext) -> None:
-        self._context = context
-
-    def __enter__(self) -> StepContext:
-        self._token = _current.set(self._context)
-        return self._context
-
-    def __exit__(self, *_: object) -> None:
-        _current.reset(self._token)
+    return Scoped(_current, context)
 
 
 def current() -> Context:
