@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
-from safepoint.ledger.connect import connect, psycopg_url
+from psycopg.types.json import Jsonb
+from safepoint.ledger.connect import connect, forget, psycopg_url, repeat
 
 
 @pytest.mark.parametrize(
@@ -30,3 +32,22 @@ def test_statements_are_prepared_unless_the_url_says_no(shared_ledger_url: str, 
         found = connection.execute("SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE '%now()'")
 
         assert found.fetchone() == (prepared,)
+
+
+def test_a_repeated_statement_keeps_its_cursor_whatever_its_parameters_are(shared_ledger_url: str) -> None:
+    statement = "SELECT %s::text, %s::jsonb, %s::bigint"
+    with connect(shared_ledger_url, name="test") as connection:
+        rows = [
+            repeat(connection, statement, values)
+            for values in (("a", None, 1), (None, Jsonb({"b": 1}), 2**40), ("c", Jsonb([]), None))
+        ]
+        kept = connection.cursors[statement]  # type: ignore[attr-defined]  # no caller needs to know of it
+
+        assert rows == [("a", None, 1), (None, {"b": 1}, 2**40), ("c", [], None)]
+        assert repeat(connection, statement, ("d", None, 4)) == ("d", None, 4)
+        assert connection.cursors[statement] is kept  # type: ignore[attr-defined]  # as above
+        with pytest.raises(psycopg.errors.InvalidTextRepresentation):
+            repeat(connection, "SELECT %s::text::integer", ("no number",))
+        assert repeat(connection, "SELECT %s::text::integer", ("5",)) == (5,)  # an error leaves nothing behind
+        forget(connection, statement)
+        assert statement not in connection.cursors  # type: ignore[attr-defined]  # as above
