@@ -81,12 +81,15 @@ def watch(
 
     With --json, one event a line. Exit code: 0 succeeded, 1 failed or cancelled, 3 held.
     """
+    from ..ledger.views import read_run  # noqa: PLC0415  # as above
+
     with reading() as connection:
         id_ = run_id(run, connection)
         looks = follow(connection, id_, after=after)
         last = print_json(looks) if as_json else print_live(looks)
+        whole = read_run(connection, id_) or last.run  # of the last look's snapshot, and once: it grows with the steps
     if not as_json:
-        say("", verdict(last.run, last.why), f"Next: {next_command(last.run, last.why)}")
+        say("", verdict(whole, last.why), f"Next: {next_command(whole, last.why)}")
     raise typer.Exit(EXIT[last.run["status"]])
 
 

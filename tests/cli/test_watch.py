@@ -28,6 +28,19 @@ def test_the_exit_code_says_how_it_ended(ledger: Ledger, run: Run, status: str, 
     assert f"Next: safepoint {'retry' if status == 'failed' else ''}" in ran.out
 
 
+def test_it_ends_with_the_sentence_of_show(ledger: Ledger, run: Run) -> None:
+    made = ledger.started(step(FIRST))
+    ledger.change(made, status="succeeded", finished_at=datetime.now(UTC))
+    ledger.connection.execute(
+        "UPDATE safepoint.steps SET recoveries = 1 WHERE run_id = %s AND step_id = '@start'", [made]
+    )
+
+    watched, shown = run("watch", made).out, run("show", made).out
+
+    assert ", 1 recovery on the way." in watched
+    assert shown.splitlines()[0] in watched.splitlines()
+
+
 def test_a_held_run_ends_the_watch_with_3(ledger: Ledger, run: Run) -> None:
     made = ledger.started(step(FIRST))
     ledger.connection.execute("SELECT safepoint.hold_v1(%s, 'poison', 'it kills', 'do this', NULL)", [made])
