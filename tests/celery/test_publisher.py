@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import threading
 import time
@@ -90,6 +92,29 @@ def test_a_batch_arrives(publisher: Publisher, broker_url: str) -> None:
 
     assert outcomes == [None] * 1_200
     assert queued(broker_url) == 1_200
+
+
+def test_on_redis_a_message_is_what_kombu_makes_of_it(valkey_url: str, settings: Settings) -> None:
+    app = make_app(settings, valkey_url)
+    publisher = Publisher(app, lanes=app.lanes)
+    assert publisher.publish([message()]) == [None]
+    publisher.close()
+    with redis.Redis.from_url(valkey_url) as client:
+        ours = json.loads(client.lindex("online", 0))
+
+    with Connection(valkey_url) as connection:
+        channel: Any = connection.default_channel
+        theirs = channel.prepare_message(
+            base64.b64decode(ours["body"]).decode(),
+            content_type=ours["content-type"],
+            content_encoding=ours["content-encoding"],
+            headers=ours["headers"],
+            properties={"correlation_id": ours["properties"]["correlation_id"], "delivery_mode": 2},
+        )
+        channel._inplace_augment_message(theirs, "", "online")
+
+    assert ours["properties"].pop("delivery_tag") != theirs["properties"].pop("delivery_tag")
+    assert ours == theirs
 
 
 def test_a_lane_that_does_not_exist_is_an_error_of_its_message_alone(publisher: Publisher, broker_url: str) -> None:
