@@ -100,7 +100,7 @@ def test_on_redis_a_message_is_what_kombu_makes_of_it(valkey_url: str, settings:
     assert publisher.publish([message()]) == [None]
     publisher.close()
     with redis.Redis.from_url(valkey_url) as client:
-        ours = json.loads(client.lindex("online", 0))
+        ours = json.loads(client.lindex("online", 0) or b"")
 
     with Connection(valkey_url) as connection:
         channel: Any = connection.default_channel
