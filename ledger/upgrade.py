@@ -12,7 +12,7 @@ from .errors import SchemaTooNew, SchemaTooOld
 
 __all__ = ["REVISIONS", "SchemaState", "check", "state", "upgrade"]
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")  # oldest first
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")  # oldest first
 
 
 @dataclass(frozen=True, slots=True)

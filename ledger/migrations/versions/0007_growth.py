@@ -1,9 +1,8 @@
-"""Growth: lists that are read off an index however many runs there are; the functions as they are now."""
+"""Growth: lists that are read off an index however many runs there are; the newest revision has the functions."""
 
 from importlib.resources import files
 
 from alembic import op
-from safepoint.ledger import functions
 
 revision = "0007"
 down_revision = "0006"
@@ -12,11 +11,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make the indexes, and replace the functions."""
+    """Make the indexes."""
     driver = op.get_bind().connection.driver_connection
     assert driver is not None  # a migration always has a connection
     driver.execute(files(__package__ or "safepoint.ledger.migrations.versions").joinpath("0007_growth.sql").read_text())
-    functions.replace(driver)
 
 
 def downgrade() -> None:
