@@ -7,6 +7,8 @@ event loop. So the guard looks first. It repairs nothing: it puts an empty messa
 from __future__ import annotations
 
 import json
+import select
+import threading
 from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -297,3 +299,36 @@ class _GuardedAmqpConnection(pyamqp.Connection):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "frame_handler": _guarded_frame_handler})
+        self._reading = threading.RLock()  # a callback may publish, and that looks for frames as well
+
+    def blocking_read(self, timeout: float | None = None) -> Any:
+        """Read a frame: one thread at a time, and without waiting where none is asked for.
+
+        py-amqp makes the socket itself non-blocking for a moment. With threads that publish beside the worker's loop,
+        which looks before each message, one takes that back under the other's read, which then waits for ever, or
+        another's write stops within a frame.
+
+        Raises:
+            TimeoutError: nothing has come, or somebody else reads it.
+        """
+        if not self._reading.acquire(timeout=-1 if timeout is None else timeout):
+            raise TimeoutError
+        try:
+            if timeout != 0:
+                return super().blocking_read(timeout)
+            if not self._has_input():
+                raise TimeoutError
+            return self.on_inbound_frame(self.transport.read_frame())
+        finally:
+            self._reading.release()
+
+    def _has_input(self) -> bool:
+        transport: Any = self.transport
+        # A socket that is closed says so when it is read; what TLS has decrypted no poll sees.
+        if transport.sock is None or transport.sock.fileno() < 0:
+            return True
+        if transport._read_buffer or getattr(transport.sock, "pending", int)():  # noqa: SLF001  # it has no other word for it
+            return True
+        waiting = select.poll()
+        waiting.register(transport.sock, select.POLLIN)
+        return bool(waiting.poll(0))
