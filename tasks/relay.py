@@ -172,17 +172,14 @@ class Relay:
         """Wait so long; while steps run look meanwhile whether the worker of one has died, and have that scanned."""
         until = time.monotonic() + seconds
         while True:
-            if self._is_watch_due():
+            pause = WATCH if time.monotonic() - self._ran < CALM else CALM
+            if time.monotonic() - self._watched >= pause:
                 self._watch()
             left = until - time.monotonic()
-            if self._is_told(listener, min(left, WATCH)):
+            if self._is_told(listener, min(left, pause)):
                 return True
-            if left <= WATCH:
+            if left <= pause:
                 return False
-
-    def _is_watch_due(self) -> bool:
-        now = time.monotonic()
-        return now - self._watched >= (WATCH if now - self._ran < CALM else CALM)
 
     def _watch(self) -> None:
         """Ask for a scan before its time when a worker seems to have died (P21); it looks twice, as always."""
