@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..recovery.admission import Applied
 
 WRONG_USAGE = 2
+CONTROL = "control"  # the lane of chores, which has a worker of its own
 
 __all__ = ["plans", "safe_url", "up"]
 
@@ -110,10 +111,13 @@ def plans(here: Settings, ends: Endpoints, *, workers: int, concurrency: int | N
     program = [sys.executable, "-m", __name__.partition(".")[0]]
     drain = here.worker.drain + here.worker.step_grace + 5.0
     slots = ["--concurrency", str(concurrency)] if concurrency else []
+    # Everything that a run needs: a lane of one's own as well, unless somebody has said which lanes workers take.
+    said = "lanes" in here.worker.model_fields_set
+    served = here.worker.lanes if said else tuple(lane for lane in here.lanes if lane != CONTROL)
     found = [
         Plan(
             "control",
-            [*program, "worker", "--name", "control", "--lanes", "control", "--pool", "threads", "--concurrency", "1"],
+            [*program, "worker", "--name", CONTROL, "--lanes", CONTROL, "--pool", "threads", "--concurrency", "1"],
             env,
             round=2,
         ),
@@ -122,7 +126,7 @@ def plans(here: Settings, ends: Endpoints, *, workers: int, concurrency: int | N
     ]
     for number in range(1, workers + 1):
         name = f"worker-{number}"
-        found.append(Plan(name, [*program, "worker", "--name", name, *slots], env, round=1, patience=drain))
+        found.append(Plan(name, [*program, "worker", "--name", name, "--lanes", ",".join(served), *slots], env, round=1, patience=drain))
     if with_flower:
         found.append(Plan("flower", [*program, "flower"], env, round=0, patience=3.0))
     return found

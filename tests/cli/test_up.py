@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safepoint.cli.up import safe_url
+from safepoint.cli.up import plans, safe_url
 from safepoint.config.process import free_port
+from safepoint.config.resolve import Endpoints
+from safepoint.config.settings import load
 from safepoint.ledger.errors import SafepointError
 from safepoint.ledger.fleet import list_nodes
 from safepoint.ledger.snapshot import snapshot
@@ -81,6 +83,27 @@ def mentioning(text: str) -> list[str]:
         if text.encode() in command and int(folder.name) != os.getpid():
             found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
     return found
+
+
+@pytest.mark.parametrize(
+    ("file", "served"),
+    [
+        ("", "online,recovery"),
+        ("[lanes.gpu]\nrate = 5", "online,recovery,gpu"),
+        ('[lanes.gpu]\nrate = 5\n[worker]\nlanes = ["online"]', "online"),
+    ],
+    ids=["as shipped", "a lane of one's own", "said"],
+)
+def test_its_workers_take_every_lane_unless_somebody_has_said_which(tmp_path: Path, file: str, served: str) -> None:
+    (tmp_path / "safepoint.toml").write_text(file)
+    here, ends = load(tmp_path / "safepoint.toml", {}), Endpoints("postgresql://h/d", "postgresql://h/d", "redis://h")
+
+    planned = {
+        plan.name: list(plan.command) for plan in plans(here, ends, workers=2, concurrency=None, with_flower=False)
+    }
+
+    taken = {name: words[words.index("--lanes") + 1] for name, words in planned.items() if "--lanes" in words}
+    assert taken == {"control": "control", "worker-1": served, "worker-2": served}
 
 
 @pytest.fixture
