@@ -112,7 +112,7 @@ def plans(here: Settings, ends: Endpoints, *, workers: int, concurrency: int | N
     drain = here.worker.drain + here.worker.step_grace + 5.0
     slots = ["--concurrency", str(concurrency)] if concurrency else []
     # Everything that a run needs: a lane of one's own as well, unless somebody has said which lanes workers take.
-    said = "lanes" in here.worker.model_fields_set
+    said = here.worker.lanes and "lanes" in here.worker.model_fields_set
     served = here.worker.lanes if said else tuple(lane for lane in here.lanes if lane != CONTROL)
     found = [
         Plan(
@@ -126,7 +126,15 @@ def plans(here: Settings, ends: Endpoints, *, workers: int, concurrency: int | N
     ]
     for number in range(1, workers + 1):
         name = f"worker-{number}"
-        found.append(Plan(name, [*program, "worker", "--name", name, "--lanes", ",".join(served), *slots], env, round=1, patience=drain))
+        found.append(
+            Plan(
+                name,
+                [*program, "worker", "--name", name, "--lanes", ",".join(served), *slots],
+                env,
+                round=1,
+                patience=drain,
+            )
+        )
     if with_flower:
         found.append(Plan("flower", [*program, "flower"], env, round=0, patience=3.0))
     return found

@@ -96,7 +96,7 @@ SELECT coalesce(h.code, r.reason->>'code', 'unknown'), count(*), min(r.run_id::t
   FROM safepoint.runs r LEFT JOIN LATERAL jsonb_object_keys(r.holds) AS h(code) ON true
  WHERE r.finished_at IS NULL AND r.status = 'held' GROUP BY 1 ORDER BY 2 DESC, 1
 """
-# By steps_running: how long the longest step that runs now may go on, as it was claimed.
+# By steps_expiring: how long the longest step that runs now may go on, as it was claimed.
 _LONGEST: Final = """
 SELECT max(extract(epoch FROM expires_at - claimed_at))::float FROM safepoint.steps
  WHERE status = 'running' AND isfinite(expires_at)

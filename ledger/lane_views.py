@@ -23,7 +23,7 @@ EVERY: Final = 1_000_000  # what a round may send at most, when the question is 
 _NAMES: Final = ("name", "rate", "burst", "in_flight", "window", "paused", "ready", "sent", "running", "workers")
 _MORE: Final = ("tenant_in_flight", "weights", "order", "stop_on_breaker", "inline_slice", "limited", "queued")
 
-# By steps_due, steps_queue, steps_dispatched and steps_running: each count reads the rows of its index alone.
+# By steps_due, steps_queue, steps_dispatched and steps_in_flight: each count reads the rows of its index alone.
 _LIST: Final = """
 SELECT l.name, l.rate, l.burst, l.in_flight, l."window", l.paused, c.due + c.queued AS ready, c.sent, c.running,
        (SELECT count(*) FROM safepoint.nodes n

@@ -178,12 +178,14 @@ Index(
 Index("steps_waits_due", steps.c.due_at, postgresql_where=text("status = 'waiting' AND due_at IS NOT NULL"))
 Index("steps_open", steps.c.run_id, postgresql_where=text(_OPEN))
 Index("steps_running", steps.c.owner, steps.c.claim_token, postgresql_where=text("status = 'running'"))
+Index("steps_expiring", steps.c.expires_at, postgresql_where=text("status = 'running'"))
 Index(
     "steps_dispatched",
     steps.c.lane,
     steps.c.dispatched_at,
     postgresql_where=text("status = 'ready' AND dispatched_at IS NOT NULL"),
 )
+Index("steps_in_flight", steps.c.claimed_from, postgresql_where=text("status = 'running'"))
 Index("steps_effect", steps.c.effect_key, postgresql_where=text("effect_key IS NOT NULL"))
 Index("steps_short", steps.c.run_id, postgresql_where=text("status = 'ready' AND reason ->> 'code' = 'budget'"))
 Index("steps_uses", steps.c.uses, steps.c.due_at, postgresql_where=text("status = 'ready' AND uses IS NOT NULL"))
@@ -248,7 +250,7 @@ effect_history = Table(
 
 events = Table(
     "events", METADATA,
-    must("run_id", Uuid), must("seq", Integer), must("tenant_id", Text), must("v", SmallInteger, 1), must("type", Text),
+    of_run(), must("seq", Integer), must("tenant_id", Text), must("v", SmallInteger, 1), must("type", Text),
     may("key", Text),
     must("data", JSONB, "'{}'"), must("at", INSTANT),
     PrimaryKeyConstraint("run_id", "seq"),

@@ -40,5 +40,7 @@ class ChoreScheduler(Scheduler):
 
     def close(self) -> None:
         """End, and let go of the broker."""
-        super().close()
-        self._publisher.close()
+        try:
+            super().close()
+        finally:
+            self._publisher.close()

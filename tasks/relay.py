@@ -172,14 +172,18 @@ class Relay:
         """Wait so long; while steps run look meanwhile whether the worker of one has died, and have that scanned."""
         until = time.monotonic() + seconds
         while True:
-            pause = WATCH if time.monotonic() - self._ran < CALM else CALM
-            if time.monotonic() - self._watched >= pause:
+            if time.monotonic() >= self._watched + self._pause():
                 self._watch()
-            left = until - time.monotonic()
-            if self._is_told(listener, min(left, pause)):
+            now = time.monotonic()
+            next_look = max(now, self._watched + self._pause())
+            if self._is_told(listener, min(until, next_look) - now):
                 return True
-            if left <= pause:
+            if until <= next_look:
                 return False
+
+    def _pause(self) -> float:
+        """Say how long after a look for dead workers the next one is due."""
+        return WATCH if time.monotonic() - self._ran < CALM else CALM
 
     def _watch(self) -> None:
         """Ask for a scan before its time when a worker seems to have died (P21); it looks twice, as always."""

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from queue import Empty
+from ssl import SSLSocket
 from typing import Any
 
 from amqp import method_framing, spec
@@ -314,21 +315,14 @@ class _GuardedAmqpConnection(pyamqp.Connection):
         if not self._reading.acquire(timeout=-1 if timeout is None else timeout):
             raise TimeoutError
         try:
-            if timeout != 0:
+            sock = self.transport.sock
+            # What TLS holds no poll can see; a socket that is closed says so when it is read.
+            if timeout != 0 or isinstance(sock, SSLSocket) or sock is None or (place := sock.fileno()) < 0:
                 return super().blocking_read(timeout)
-            if not self._has_input():
+            waiting = select.poll()
+            waiting.register(place, select.POLLIN)
+            if not waiting.poll(0):
                 raise TimeoutError
             return self.on_inbound_frame(self.transport.read_frame())
         finally:
             self._reading.release()
-
-    def _has_input(self) -> bool:
-        transport: Any = self.transport
-        # A socket that is closed says so when it is read; what TLS has decrypted no poll sees.
-        if transport.sock is None or transport.sock.fileno() < 0:
-            return True
-        if transport._read_buffer or getattr(transport.sock, "pending", int)():  # noqa: SLF001  # it has no other word for it
-            return True
-        waiting = select.poll()
-        waiting.register(transport.sock, select.POLLIN)
-        return bool(waiting.poll(0))

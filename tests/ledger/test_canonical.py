@@ -34,7 +34,9 @@ def connection(ledger_url: str) -> Iterator[Connection]:
         yield opened
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(text=DOCUMENTS)
 def test_the_ledger_and_python_hash_one_text(connection: Connection, text: str) -> None:
     (canonical,) = connection.execute("SELECT safepoint.canonical_v1(%s::jsonb)", (text,)).fetchone() or ("",)

@@ -19,7 +19,7 @@ def test_ready_steps_are_counted_without_reading_those_that_have_ended(ledger_ur
     used = set(re.findall(r"steps_[a-z_]+", plan)) - {"steps_1"}
     assert "Seq Scan on steps" not in plan
     assert used
-    assert used <= {"steps_due", "steps_queue", "steps_running", "steps_open"}  # none holds a step that has ended
+    assert used <= {"steps_due", "steps_queue", "steps_in_flight", "steps_open"}  # none holds a step that has ended
 
 
 def test_a_backlog_is_counted_by_lane_whether_the_lane_is_known_or_not(ledger_url: str) -> None:

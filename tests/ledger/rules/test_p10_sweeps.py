@@ -93,6 +93,7 @@ INDEXES = {
     " ORDER BY deadline, priority DESC, due_at",
     "steps_waits_due": "status = 'waiting' AND due_at <= %s ORDER BY due_at",
     "steps_dispatched": "status = 'ready' AND lane = 'online' AND dispatched_at IS NOT NULL AND dispatched_at < %s",
+    "steps_expiring": "status = 'running' AND expires_at < %s ORDER BY expires_at",
     "runs_deadline": "finished_at IS NULL AND ending IS NULL AND deadline <= %s AND cancel_at IS NULL"
     " ORDER BY deadline",
     "runs_cancelling": "finished_at IS NULL AND ending IS NULL AND cancel_at <= %s ORDER BY cancel_at",
