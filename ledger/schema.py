@@ -101,6 +101,7 @@ Index("runs_listed", runs.c.tenant_id, runs.c.status, *_NEWEST)
 Index("runs_newest", *_NEWEST)
 Index("runs_in_status", runs.c.status, *_NEWEST)
 Index("runs_of_flow", runs.c.flow, *_NEWEST, runs.c.workflow_version)
+Index("runs_of_version", runs.c.flow, runs.c.workflow_version, *_NEWEST)
 Index(
     "runs_tagged",
     runs.c.tags,

@@ -104,7 +104,7 @@ def newest(  # the filters of a list
     among = tuple(dict.fromkeys(status)) or (tuple(RunStatus) if tenant is not None else ())
     # The status is in the text of the statement: a plan for any status would not know which ones are rare.
     wanted = [runs.c.status == literal(str(one), literal_execute=True) for one in among]
-    # By runs_listed with a tenant, runs_in_status, runs_of_flow, runs_tagged, or runs_newest.
+    # By runs_listed with a tenant, runs_in_status, runs_of_flow, runs_of_version, runs_tagged, or runs_newest.
     columns = select(runs.c.run_id, runs.c.created_at).where(*conditions)
     heads = [columns.where(one) for one in wanted] or [columns]
     all_ = union_all(*(head.order_by(*_ORDER).limit(limit).subquery().select() for head in heads)).subquery()

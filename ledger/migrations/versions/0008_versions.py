@@ -1,4 +1,6 @@
-"""Functions: the functions as they are now; no table changes."""
+"""Versions: an index for the runs of one version of a flow; the functions as they are now."""
+
+from importlib.resources import files
 
 from alembic import op
 from safepoint.ledger import functions
@@ -10,10 +12,12 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Replace the functions."""
+    """Make the index, and replace the functions."""
     driver = op.get_bind().connection.driver_connection
     assert driver is not None  # a migration always has a connection
-    driver.execute("INSERT INTO safepoint.compatible VALUES ('0008')")
+    driver.execute(
+        files(__package__ or "safepoint.ledger.migrations.versions").joinpath("0008_versions.sql").read_text()
+    )
     functions.replace(driver)
 
 
