@@ -16,8 +16,8 @@ BEGIN
     RETURN last;
 END $$;
 
-CREATE FUNCTION safepoint.key_v1(p_path text, p_step text, p_iteration integer) RETURNS text LANGUAGE sql IMMUTABLE
-SET search_path = safepoint, pg_temp AS $$ SELECT CASE p_path WHEN '' THEN '' ELSE p_path || '/' END || p_step || '#' || p_iteration $$;
+CREATE FUNCTION safepoint.key_v1(p_path text, p_step text, p_iteration integer) RETURNS text LANGUAGE plpgsql IMMUTABLE
+SET search_path = safepoint, pg_temp AS $$ BEGIN RETURN CASE p_path WHEN '' THEN '' ELSE p_path || '/' END || p_step || '#' || p_iteration; END $$;
 
 -- P32: a run that is ending becomes final only when nothing of it runs and no effect is unsettled.
 CREATE FUNCTION safepoint.finish_v1(p_run uuid) RETURNS text LANGUAGE plpgsql

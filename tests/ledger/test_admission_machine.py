@@ -47,3 +47,14 @@ def machine_on(two: tuple[Connection, Connection]) -> type[Admission]:
 @pytest.mark.timeout(900)  # a failure is shrunk for up to five minutes
 def test_no_schedule_lets_too_much_or_too_little_through(two: tuple[Connection, Connection]) -> None:
     run_state_machine_as_test(machine_on(two), settings=BOUNDS)
+
+
+def test_who_comes_while_a_relay_looks_has_not_waited_for_it(two: tuple[Connection, Connection]) -> None:
+    """A schedule that was found once: its check took three of one tenant's turns for a second tenant's loss."""
+    machine = machine_on(two)()
+    try:
+        machine.begin(limits=[{}, {"rate": 2.0, "burst": 3}, {}], width=1)
+        machine.pile_up(count=4, lane="recovery", old=False, priority=0, tenant="b")
+        machine.look_both(dies=False, lane="recovery")
+    finally:
+        machine.teardown()

@@ -191,6 +191,7 @@ class Relays:
     @contextmanager
     def _checked(self, limit: int, *, is_whole: bool = True) -> Iterator[tuple[dict[Place, Row], list[Dispatched]]]:
         before, sent = self.rows(), list[Dispatched]()
+        began = dict(before)
         yield before, sent
         self._end_overrides()
         after = self.rows()
@@ -202,7 +203,7 @@ class Relays:
             )
             flows = frozenset(self.serving.values())
             round_ = Round(
-                lane, self.held[lane], self.clock.seconds, flows, self.is_breaker_open, before, after, places
+                lane, self.held[lane], self.clock.seconds, flows, self.is_breaker_open, before, after, places, began
             )
             round_.assert_fits(self.buckets[lane], limit, is_whole=is_whole)
             self.turns[lane].add(round_)

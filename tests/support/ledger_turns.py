@@ -136,6 +136,7 @@ class Round:
     before: Mapping[Place, Row]
     after: Mapping[Place, Row]
     sent: Counter[Place]
+    began: Mapping[Place, Row]  # `before`, without what came while it went on
 
     @property
     def admitted(self) -> list[Row]:
@@ -209,7 +210,7 @@ class Turns:
         if round_.limits.weights != self.weights:
             self.served.clear()
             self.weights = round_.limits.weights
-        before, after = round_.waiting(round_.before), round_.waiting(round_.after)
+        before, after = round_.waiting(round_.began), round_.waiting(round_.after)
         backlogged = sorted(set(before) & set(after))
         got = Counter(row.tenant for row in round_.admitted)
         pairs = set(combinations(backlogged, 2)) if round_.limits.is_limited else set()
