@@ -23,7 +23,7 @@ from starting import Started
 __all__ = ["main"]
 
 HERE = Path(__file__).resolve().parent
-WATCHED = ("ours-redis", "ours-rabbitmq-threads", "inline-rabbitmq-threads")
+WATCHED = ("ours-redis", "ours-rabbitmq", "ours-rabbitmq-threads", "inline-redis", "inline-rabbitmq-threads")
 STEPS = 10  # of a run
 TOP = 14  # statements
 RATE = 100  # samples a second
