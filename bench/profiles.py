@@ -90,6 +90,7 @@ def _flames(started: Started, picture: Path, *, runs: int) -> bool:
         recording.wait(timeout=60)
     # Paths of a machine are of no use to a reader.
     text = re.sub(r"/[\w./+-]*?/(site-packages|python3\.\d+|safepoint|bench)/", r"\1/", picture.read_text())
+    text = re.sub(r">[^<]*?py-spy record[^<]*<", ">py-spy record<", text)
     picture.write_text(re.sub(r"process \d+(:&quot;[^<]*)?", "process", text))
     return True
 
