@@ -68,12 +68,14 @@ BEGIN
      WHERE stalled_checked_at < instant - CASE stalled_at WHEN '-infinity' THEN interval '30 s' ELSE interval '5 s' END;
     revived := CASE WHEN FOUND THEN revive_stalled_v1(p_limit) ELSE 0 END;
     delivered := deliver_v1(p_limit);
+    -- In the indexes' order (steps_due, steps_queue), or a planner that expects few rows reads all that is open.
     SELECT count(*) FILTER (WHERE x.dispatched_at IS NULL), count(*) FILTER (WHERE x.dispatched_at IS NOT NULL) INTO undelivered, unsettled FROM (
         SELECT s.dispatched_at FROM lanes l JOIN LATERAL (
-            (SELECT dispatched_at FROM steps s WHERE s.status = 'ready' AND s.lane = l.name AND s.queued = 0 AND s.due_at <= instant LIMIT p_limit)
+            (SELECT dispatched_at FROM steps s WHERE s.status = 'ready' AND s.lane = l.name AND s.queued = 0 AND s.due_at <= instant
+              ORDER BY s.lane, s.due_at LIMIT p_limit)
             UNION ALL
             (SELECT dispatched_at FROM steps s WHERE s.status = 'ready' AND s.lane = l.name AND s.queued > 0 AND s.due_at < 'infinity'
-              ORDER BY s.tenant_id LIMIT p_limit)) s ON true) x;
+              ORDER BY s.lane, s.tenant_id LIMIT p_limit)) s ON true) x;
     PERFORM tidy_lanes_v1();
     RETURN NEXT;
 END $$;
