@@ -13,7 +13,7 @@ from spent import Bill
 __all__ = ["STEPS", "Round", "growth"]
 
 STEPS = 10  # of each run under load
-PART = 10  # a tenth of a long run's steps at each end: fifty of them last as long as one checkpoint
+PART, FEWEST = 10, 50  # a tenth of a long run's steps at each end, or so many: one checkpoint outlasts fifty
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Round:
 def growth(instants: Sequence[float]) -> dict[str, float]:
     """Return how many steps there were, and the median milliseconds of one after the tenth and of one at the end."""
     gaps = [(later - earlier) * 1000 for earlier, later in itertools.pairwise(instants)]
-    window = max(1, min(max(50, len(gaps) // PART), (len(gaps) - 10) // 2))
+    window = max(1, min(max(FEWEST, len(gaps) // PART), (len(gaps) - 10) // 2))
     return {
         "steps": len(instants),
         "early": statistics.median(gaps[10 : 10 + window]),

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ..recovery.admission import Applied
 
 WRONG_USAGE = 2
-CONTROL = "control"  # the lane of chores, which has a worker of its own
 
 __all__ = ["plans", "safe_url", "up"]
 
@@ -106,6 +105,8 @@ def plans(here: Settings, ends: Endpoints, *, workers: int, concurrency: int | N
 
     Flower and beat first, then the workers, which drain; the relay last, because it sends what they have left.
     """
+    from ..config.lanes import CONTROL  # noqa: PLC0415  # --help needs none of it
+
     env = {**os.environ, "SAFEPOINT_LEDGER_URL": ends.ledger_url, "SAFEPOINT_BROKER_URL": ends.broker_url}
     env |= {"SAFEPOINT_LEDGER_DIRECT_URL": ends.direct_url, "SAFEPOINT_HOME": str(here.home), "PYTHONUNBUFFERED": "1"}
     program = [sys.executable, "-m", __name__.partition(".")[0]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ..config.lanes import Lane
+from ..config.lanes import CONTROL, RECOVERY, Lane
 from ..ledger.condition import Held, Identity, LaneLimits, LaneLoad, Unserved, Worker
 from ..ledger.lanes import policies
 from ..recovery.admission import compare
@@ -14,8 +14,6 @@ from .words import short, span
 
 __all__ = ["breakers", "configured", "held", "lanes", "relays", "scan", "slots", "steps_served", "versions", "workers"]
 
-RECOVERY: Final = "recovery"
-CONTROL: Final = "control"
 NO_STEPS: Final = "It has no steps to keep back, and scans go on: whoever meant to stop recovery pauses that lane."
 UNSEEN: Final = 60.0  # seconds without a scan: more than any restart of a beat takes
 HELD_NEXT: Final[Mapping[str, str]] = {

@@ -14,7 +14,11 @@ from pydantic_core import PydanticCustomError
 
 from .explain import Unset
 
-__all__ = ["NAME_PATTERN", "UNLIMITED", "Lane"]
+__all__ = ["CONTROL", "NAME_PATTERN", "RECOVERY", "UNLIMITED", "Lane"]
+
+# Lanes that the protocol itself sends to, as defaults.toml has them.
+CONTROL = "control"  # scans and housekeeping
+RECOVERY = "recovery"  # what came back from a lost worker
 
 NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,39}$"
 UNLIMITED = "unlimited"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from importlib.resources import files
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-__all__ = ["CHANGED", "PARTS", "replace"]
+__all__ = ["CHANGED", "PARTS", "driver_of", "replace", "revise"]
 
 # Each file once; `core` is revision 0001's.
 PARTS: Final = (
@@ -43,12 +43,36 @@ _TYPE: Final = re.compile(r"^CREATE TYPE .*?\);$", re.MULTILINE | re.DOTALL)
 _STANDS: Final = "DO $type$ BEGIN {} EXCEPTION WHEN duplicate_object THEN NULL; END $type$;"
 
 
+class _Bound(Protocol):
+    """SQLAlchemy's connection, as Alembic hands it to a migration."""
+
+    @property
+    def connection(self) -> Any:
+        """What the pool has lent."""
+        ...
+
+
 class _Driver(Protocol):
     """psycopg's connection: without parameters it sends several statements at once and leaves % alone."""
 
     def execute(self, query: str, /) -> object:
         """Send statements."""
         ...
+
+
+def driver_of(connection: _Bound) -> _Driver:
+    """Return what a migration's connection sends by: without parameters it sends several statements at once and leaves
+    % alone.
+    """
+    driver = connection.connection.driver_connection
+    assert driver is not None  # a migration always has a connection
+    return driver  # type: ignore[no-any-return]  # SQLAlchemy does not say which driver it is
+
+
+def revise(driver: _Driver, name: str) -> None:
+    """Execute the statements of a revision, `migrations/versions/{name}.sql`."""
+    folder = files(__package__ or "safepoint.ledger").joinpath("migrations", "versions")
+    driver.execute(folder.joinpath(f"{name}.sql").read_text(encoding="utf-8"))
 
 
 def replace(driver: _Driver, parts: Sequence[str] = PARTS) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 
 from ..config.crash import crash_point
+from ..config.lanes import RECOVERY
 from ..config.process import is_gone, place
 from ..config.settings import Settings
 from ..ledger import orphans, steps
@@ -25,7 +26,6 @@ from .verdict import Facts, Finding, judge
 __all__ = ["RECOVERY", "Sweep", "recovery_lane", "scan"]
 
 log = structlog.get_logger("safepoint.scan")
-RECOVERY = "recovery"
 BATCH = 1000  # orphans of one round
 BREATH = 50  # orphans after which a scan says that it goes on
 CONTENDED = frozenset({"lost", "poison"})

@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import orjson
 
+from ..config.lanes import CONTROL
 from .senders import AmqpSender, Parcel, RedisSender
 
 if TYPE_CHECKING:  # Celery is imported when an app is made, not when a message is described
@@ -24,8 +25,7 @@ if TYPE_CHECKING:  # Celery is imported when an app is made, not when a message 
 __all__ = ["CONTROL", "SCAN", "Chore", "Message", "Publisher", "kind_name", "parcel"]
 
 
-SCAN = "safepoint.scan"  # the task of the orphan scan
-CONTROL = "control"  # its lane
+SCAN = "safepoint.scan"  # the task of the orphan scan, on the lane CONTROL
 
 
 def kind_name(kind: str) -> str:

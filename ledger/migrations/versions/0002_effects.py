@@ -1,7 +1,5 @@
 """Effects: the columns that the side-effect ledger needs. The functions are put in place by the newest revision."""
 
-from importlib.resources import files
-
 from alembic import op
 from safepoint.ledger import functions
 
@@ -16,13 +14,9 @@ PARTS = ("clock", "runs", "effects")
 
 def upgrade() -> None:
     """Add the columns, and make rows for the effects that are open."""
-    # The driver itself: without parameters it sends several statements at once and leaves % alone.
-    driver = op.get_bind().connection.driver_connection
-    assert driver is not None  # a migration always has a connection
+    driver = functions.driver_of(op.get_bind())
     functions.replace(driver, PARTS)
-    driver.execute(
-        files(__package__ or "safepoint.ledger.migrations.versions").joinpath("0002_effects.sql").read_text()
-    )
+    functions.revise(driver, "0002_effects")
 
 
 def downgrade() -> None:

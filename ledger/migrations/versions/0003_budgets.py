@@ -1,8 +1,7 @@
 """Budgets that a run shares with its children, and reservations of steps; the newest revision has the functions."""
 
-from importlib.resources import files
-
 from alembic import op
+from safepoint.ledger import functions
 
 revision = "0003"
 down_revision = "0002"
@@ -12,11 +11,8 @@ depends_on = None
 
 def upgrade() -> None:
     """Add table and columns, and give open runs their budget's row."""
-    driver = op.get_bind().connection.driver_connection
-    assert driver is not None  # a migration always has a connection
-    driver.execute(
-        files(__package__ or "safepoint.ledger.migrations.versions").joinpath("0003_budgets.sql").read_text()
-    )
+    driver = functions.driver_of(op.get_bind())
+    functions.revise(driver, "0003_budgets")
 
 
 def downgrade() -> None:

@@ -1,8 +1,7 @@
 """Breakers: what many processes share of a dependency's state; the newest revision has the functions."""
 
-from importlib.resources import files
-
 from alembic import op
+from safepoint.ledger import functions
 
 revision = "0004"
 down_revision = "0003"
@@ -12,11 +11,8 @@ depends_on = None
 
 def upgrade() -> None:
     """Add the tables."""
-    driver = op.get_bind().connection.driver_connection
-    assert driver is not None  # a migration always has a connection
-    driver.execute(
-        files(__package__ or "safepoint.ledger.migrations.versions").joinpath("0004_breakers.sql").read_text()
-    )
+    driver = functions.driver_of(op.get_bind())
+    functions.revise(driver, "0004_breakers")
 
 
 def downgrade() -> None:

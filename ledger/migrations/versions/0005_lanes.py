@@ -2,9 +2,8 @@
 functions.
 """
 
-from importlib.resources import files
-
 from alembic import op
+from safepoint.ledger import functions
 
 revision = "0005"
 down_revision = "0004"
@@ -14,9 +13,8 @@ depends_on = None
 
 def upgrade() -> None:
     """Add the columns and tables."""
-    driver = op.get_bind().connection.driver_connection
-    assert driver is not None  # a migration always has a connection
-    driver.execute(files(__package__ or "safepoint.ledger.migrations.versions").joinpath("0005_lanes.sql").read_text())
+    driver = functions.driver_of(op.get_bind())
+    functions.revise(driver, "0005_lanes")
 
 
 def downgrade() -> None:

@@ -1,8 +1,7 @@
 """Retention: what remains of a pruned run, and who refers to which artifact; the newest revision has the functions."""
 
-from importlib.resources import files
-
 from alembic import op
+from safepoint.ledger import functions
 
 revision = "0006"
 down_revision = "0005"
@@ -12,11 +11,8 @@ depends_on = None
 
 def upgrade() -> None:
     """Add the tables and indexes."""
-    driver = op.get_bind().connection.driver_connection
-    assert driver is not None  # a migration always has a connection
-    driver.execute(
-        files(__package__ or "safepoint.ledger.migrations.versions").joinpath("0006_retention.sql").read_text()
-    )
+    driver = functions.driver_of(op.get_bind())
+    functions.revise(driver, "0006_retention")
 
 
 def downgrade() -> None:

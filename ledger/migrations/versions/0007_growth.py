@@ -1,8 +1,7 @@
 """Growth: lists that are read off an index however many runs there are; the newest revision has the functions."""
 
-from importlib.resources import files
-
 from alembic import op
+from safepoint.ledger import functions
 
 revision = "0007"
 down_revision = "0006"
@@ -12,9 +11,8 @@ depends_on = None
 
 def upgrade() -> None:
     """Make the indexes."""
-    driver = op.get_bind().connection.driver_connection
-    assert driver is not None  # a migration always has a connection
-    driver.execute(files(__package__ or "safepoint.ledger.migrations.versions").joinpath("0007_growth.sql").read_text())
+    driver = functions.driver_of(op.get_bind())
+    functions.revise(driver, "0007_growth")
 
 
 def downgrade() -> None:

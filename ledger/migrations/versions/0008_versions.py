@@ -1,7 +1,5 @@
 """Versions: an index for the runs of one version of a flow; the functions as they are now."""
 
-from importlib.resources import files
-
 from alembic import op
 from safepoint.ledger import functions
 
@@ -13,11 +11,8 @@ depends_on = None
 
 def upgrade() -> None:
     """Make the index, and replace the functions."""
-    driver = op.get_bind().connection.driver_connection
-    assert driver is not None  # a migration always has a connection
-    driver.execute(
-        files(__package__ or "safepoint.ledger.migrations.versions").joinpath("0008_versions.sql").read_text()
-    )
+    driver = functions.driver_of(op.get_bind())
+    functions.revise(driver, "0008_versions")
     functions.replace(driver)
 
 
